@@ -1,0 +1,1 @@
+"""Owns code generation: kernel families, expression printers and the step program."""

@@ -1,0 +1,112 @@
+"""Owns the C++ families of the CPU target: what each covers, its layouts, scratch and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.codegen.families.roles import (
+    AttentionRoles,
+    LinearRoles,
+    attention_roles,
+    linear_roles,
+    row_roles,
+)
+from kernelgen.hw.device import Device
+from kernelgen.ir.op import Trait
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.cost import region_bytes, region_flops, time_us
+from kernelgen.planner.family import Catalogue, Match, Price, Refusal
+from kernelgen.planner.network import Region
+from kernelgen.planner.variant import variant_text
+
+PANEL = 32
+"""outputs that lie beside each other in a packed weight, and lanes of an accumulator tile"""
+
+
+@dataclass(frozen=True)
+class CppFamily:
+    """One C++ template. All of them handle any number of rows, so their text does not depend on the size."""
+
+    name: str
+    roles: Callable[[Region, str], Any]
+    layouts: Callable[[Any], dict[str, str]]
+    scratch_bytes: Callable[[Region, Any, Sizes], int]
+    backend: str = "cpp"
+
+    def match(self, region: Region, phase: str) -> Match | Refusal | None:
+        """The region as one kernel of this template."""
+        roles = self.roles(region, phase)
+        if roles is None or isinstance(roles, Refusal):
+            return roles
+        return Match(self, region, roles, variant_text(region), self.layouts(roles))
+
+    def price(self, match: Match, sizes: Sizes, device: Device) -> Price:
+        """The memory or arithmetic limit of two threads, and one barrier."""
+        moved, flops = region_bytes(match.region, sizes), region_flops(match.region, sizes)
+        busy = time_us(moved, flops, device, _math_dtype(match.region))
+        return Price(
+            bytes=moved,
+            flops=flops,
+            us=busy + device.boundary_us,
+            choice={},
+            verdict="modelled",
+            scratch_bytes=self.scratch_bytes(match.region, match.roles, sizes),
+            limits=("memory" if moved / device.read_gb_s > flops / device.tflops_for(_math_dtype(match.region)) / 1e3 else "arithmetic",),
+        )
+
+
+def _math_dtype(region: Region) -> str:
+    """What the inner products multiply: bfloat16 only where both sides are."""
+    for node in region.with_trait(Trait.MATMUL):
+        types = {t.dtype.name for t in region.network.block.input_types(node)}
+        return "bfloat16" if types == {"bfloat16"} else "float32"
+    return "float32"
+
+
+def _linear_layouts(roles: LinearRoles) -> dict[str, str]:
+    return {weight: "panel" for group in roles.groups for weight in group.weights}
+
+
+def _linear_scratch(region: Region, roles: LinearRoles, sizes: Sizes) -> int:
+    """Prepared activation rows, padded to an even width: wherever the row is computed here or has an odd width."""
+    if not roles.prologue and roles.k % 2 == 0:
+        return 0
+    x = region.value(roles.x).type
+    rows = x.elements(sizes) // x.row_width
+    return rows * (roles.k + roles.k % 2) * x.dtype.bits // 8
+
+
+def _no_scratch(region: Region, roles: Any, sizes: Sizes) -> int:
+    return 0
+
+
+def _no_layouts(roles: Any) -> dict[str, str]:
+    return {}
+
+
+def _attention(region: Region, phase: str) -> AttentionRoles | Refusal | None:
+    return attention_roles(region, phase)
+
+
+def _sample(region: Region, phase: str) -> Region | Refusal | None:
+    if not region.with_trait(Trait.SAMPLE):
+        return None
+    if len(region.nodes) > 1:
+        return Refusal("the choice needs the whole vocabulary: a kernel boundary is the barrier")
+    return region
+
+
+def _sample_scratch(region: Region, roles: Any, sizes: Sizes) -> int:
+    """Candidates of each worker and row, and the masks of top-k and top-p: bounded by one float a logit."""
+    logits = region.network.block.input_types(region.nodes[0])[0]
+    return logits.size_bytes(sizes)
+
+
+CPP_FAMILIES: Catalogue = (
+    CppFamily("linear", lambda r, _: linear_roles(r), _linear_layouts, _linear_scratch),
+    CppFamily("attention", _attention, _no_layouts, _no_scratch),
+    CppFamily("sample", _sample, _no_layouts, _sample_scratch),
+    CppFamily("rows", lambda r, _: row_roles(r), _no_layouts, _no_scratch),
+)

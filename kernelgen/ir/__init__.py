@@ -1,0 +1,1 @@
+"""Owns the typed op graph: dims, values, scalar expressions, blocks, verifier and printer."""

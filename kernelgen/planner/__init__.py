@@ -1,0 +1,1 @@
+"""Owns planning: which ops share a kernel, what that costs, where buffers live, and why."""

@@ -1,0 +1,100 @@
+"""Owns the argument of a plan: for every pair of neighbouring ops why they share a kernel or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernelgen.hw.device import Device
+from kernelgen.ir.op import Trait
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.network import bits
+from kernelgen.planner.plan import Fusion
+from kernelgen.planner.rules import rule_for
+from kernelgen.planner.search import BlockSearch, Cut, Solution
+
+
+def fusions(
+    search: BlockSearch, solution: Solution, sizes: Sizes, device: Device, times: int
+) -> Iterator[Fusion]:
+    """One entry for each edge between ops and for each pair of projections with one input."""
+    owner: dict[int, int] = {}
+    for cut in solution.cuts:
+        for i in bits(cut.match.region.mask):
+            owner[i] = cut.match.region.mask
+    prices = {cut.match.region.mask: cut for cut in solution.cuts}
+    nodes = solution.network.nodes
+    for a, b, shared in _pairs(solution):
+        taken = owner[a] == owner[b]
+        rule = rule_for(nodes[a].op, nodes[b].op)
+        saved = _edge_bytes(solution, a, b, shared, sizes)
+        reason = rule.text if taken else _why_not(search, (a, b), owner, prices, sizes, device)
+        yield Fusion(
+            a=nodes[a].name,
+            b=nodes[b].name,
+            block=search.block.name,
+            rule=rule.name,
+            taken=taken,
+            reason=reason,
+            bytes_saved=saved,
+            launches_saved=1,
+            times=times,
+        )
+
+
+def _pairs(solution: Solution) -> Iterator[tuple[int, int, str]]:
+    """(first, second, value between or shared): edges, then horizontal pairs."""
+    net = solution.network
+    for b, names in enumerate(net.reads):
+        for name in names:
+            if name in net.producer:
+                yield net.producer[name], b, name
+    for name, mask in net.readers.items():
+        projections = [i for i in bits(mask) if net.nodes[i].op.has(Trait.MATMUL)]
+        for a, b in zip(projections, projections[1:], strict=False):
+            yield a, b, name
+
+
+def _edge_bytes(solution: Solution, a: int, b: int, name: str, sizes: Sizes) -> int:
+    """What one kernel instead of two does not move: the value written and read, or read once less."""
+    net = solution.network
+    block, node = net.block, net.nodes[b]
+    types = block.input_types(node)
+    read = max(
+        node.op.read_bytes(i, types, sizes)
+        for i, n in enumerate(node.inputs)
+        if net.access[n].base == name
+    )
+    if net.producer.get(name) != a:
+        return read
+    written = net.nodes[a].op.write_bytes(block.input_types(net.nodes[a]), sizes)
+    stored_anyway = net.nodes[a].op.has(Trait.STATE_WRITE) or name in net.result_bases
+    return read + (0 if stored_anyway else written)
+
+
+def _why_not(
+    search: BlockSearch,
+    pair: tuple[int, int],
+    owner: dict[int, int],
+    prices: dict[int, Cut],
+    sizes: Sizes,
+    device: Device,
+) -> str:
+    """The reason against one kernel: of the two ops alone, of one with the other's kernel, or of both kernels."""
+    if not search.fusion:
+        return "fusion is switched off"
+    (a, b), (left, right) = pair, (owner[pair[0]], owner[pair[1]])
+    union = left | right
+    for mask in (1 << a | 1 << b, left | 1 << b, 1 << a | right, union):
+        if not search.network.convex(mask):
+            continue
+        found = search.matches.get(mask) or search.ask(mask)[0]
+        if not found:
+            return search.refused.get(mask) or search.ask(mask)[1]
+    if not search.network.convex(union):
+        return "another kernel has to run between them"
+    search.matches.setdefault(union, search.ask(union)[0])
+    cut = search.price(union, sizes, device)
+    if isinstance(cut, str):
+        return cut
+    apart = prices[left].price.us + prices[right].price.us
+    return f"legal, but {cut.price.us:.2f} µs in one kernel against {apart:.2f} µs in two"

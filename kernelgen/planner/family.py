@@ -1,0 +1,72 @@
+"""Owns what a planner asks of kernel families: can you cover these ops, how, at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kernelgen.hw.device import Device
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.network import Region
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a family cannot take a region that it otherwise would; the text ends up in `explain`."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """A region as one kernel of a family: the roles that its ops play there."""
+
+    family: Family
+    region: Region
+    roles: Any
+    """what the family's own matcher found; only the family and its code generator look inside"""
+    variant: str
+    """canonical text of everything that is compiled in: equal texts are one kernel"""
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    """weight value → layout that this kernel demands; weights not named here are read in any"""
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one launch costs at given sizes."""
+
+    bytes: int
+    flops: int
+    us: float
+    choice: Mapping[str, int]
+    """tile parameters"""
+    verdict: str
+    """how far the time can be trusted: exact, interpolated, inherited, modelled"""
+    scratch_bytes: int = 0
+    limits: Sequence[str] = ()
+    """what bounds it, in words, for `explain`"""
+
+
+class Family(Protocol):
+    """One kind of kernel on one backend. Implementations live in `codegen/families`."""
+
+    @property
+    def name(self) -> str:
+        """`linear`, `attention`, `rows` …"""
+
+    @property
+    def backend(self) -> str:
+        """`cpp` or `triton`"""
+
+    def match(self, region: Region, phase: str) -> Match | Refusal | None:
+        """The region as one kernel; a reason why not; or None when it is not this family's kind of region.
+
+        Legal regions are closed under growth: each can be reached by adding one node at a time through legal regions.
+        """
+
+    def price(self, match: Match, sizes: Sizes, device: Device) -> Price | Refusal:
+        """Cost at given sizes, or the limit that makes it impossible there."""
+
+
+Catalogue = Sequence[Family]

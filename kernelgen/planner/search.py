@@ -1,0 +1,136 @@
+"""Owns the search: every way to cut a block into kernels, and the cheapest of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kernelgen.core.errors import UnsupportedError
+from kernelgen.hw.device import Device
+from kernelgen.ir.graph import Block
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.family import Catalogue, Match, Price, Refusal
+from kernelgen.planner.network import Network, Region, bits
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One kernel of a solved block."""
+
+    match: Match
+    price: Price
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A block cut into kernels, in order of execution."""
+
+    network: Network
+    cuts: tuple[Cut, ...]
+    candidates: int
+    """regions that some family could take"""
+    refused: int
+    """regions that were looked at and refused"""
+
+    @property
+    def us(self) -> float:
+        """Predicted time of one placement."""
+        return sum(c.price.us for c in self.cuts)
+
+
+@dataclass
+class BlockSearch:
+    """All legal regions of one block in one phase, found once; `solve` prices them for each size."""
+
+    block: Block
+    catalogue: Catalogue
+    phase: str
+    fusion: bool = True
+    network: Network = field(init=False)
+    matches: dict[int, tuple[Match, ...]] = field(init=False)
+    refused: dict[int, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.network = Network(self.block)
+        self.matches, self.refused = {}, {}
+        frontier = []
+        for i, node in enumerate(self.network.nodes):
+            if not self._try(1 << i):
+                raise UnsupportedError(
+                    f"no kernel family covers {node.op.kind} ({node.name}): {self.refused[1 << i]}",
+                    where=f"block {self.block.name}",
+                )
+            frontier.append(1 << i)
+        while frontier and self.fusion:
+            frontier = [m for mask in frontier for m in self._grown(mask) if self._try(m)]
+
+    def _grown(self, mask: int) -> list[int]:
+        """Convex regions with one node more that nobody has looked at yet."""
+        near = 0
+        for i in bits(mask):
+            near |= self.network.neighbours[i]
+        bigger = [mask | 1 << i for i in bits(near & ~mask)]
+        new = [m for m in bigger if m not in self.matches and m not in self.refused]
+        return [m for m in new if self.network.convex(m)]
+
+    def _try(self, mask: int) -> bool:
+        """Ask every family; remember matches or the most telling reason."""
+        if mask in self.matches or mask in self.refused:
+            return False
+        found, reason = self.ask(mask)
+        if found:
+            self.matches[mask] = found
+        else:
+            self.refused[mask] = reason
+        return bool(found)
+
+    def ask(self, mask: int) -> tuple[tuple[Match, ...], str]:
+        """Matches of all families, and the reason of the first refusal."""
+        answers = [f.match(Region(self.network, mask), self.phase) for f in self.catalogue]
+        reasons = [a.reason for a in answers if isinstance(a, Refusal)]
+        default = "no family of this target joins these ops in one kernel"
+        return tuple(a for a in answers if isinstance(a, Match)), (reasons or [default])[0]
+
+    def price(self, mask: int, sizes: Sizes, device: Device) -> Cut | str:
+        """The cheapest kernel for a region, or why every one is impossible at these sizes."""
+        best: Cut | None = None
+        why = self.refused.get(mask, "")
+        for match in self.matches.get(mask, ()):
+            price = match.family.price(match, sizes, device)
+            if isinstance(price, Refusal):
+                why = price.reason
+            elif best is None or price.us < best.price.us:
+                best = Cut(match, price)
+        return best if best is not None else why
+
+    def solve(self, sizes: Sizes, device: Device) -> Solution:
+        """The exact optimum over all orders and cuts: shortest path from "nothing done" to "everything done"."""
+        priced = {mask: self.price(mask, sizes, device) for mask in self.matches}
+        cuts = {mask: cut for mask, cut in priced.items() if isinstance(cut, Cut)}
+        steps = [(mask, self.network.needs(mask), cut) for mask, cut in cuts.items()]
+        best: dict[int, tuple[float, int, Cut | None]] = {0: (0.0, 0, None)}
+        waves: list[list[int]] = [[] for _ in range(len(self.network.nodes) + 1)]
+        waves[0].append(0)
+        for wave in waves:  # a state's cost is final once all smaller states have been extended
+            for done in wave:
+                for mask, needs, cut in steps:
+                    if mask & done or needs & ~done:
+                        continue
+                    cost, state = best[done][0] + cut.price.us, done | mask
+                    if state not in best:
+                        waves[state.bit_count()].append(state)
+                    if state not in best or cost < best[state][0] - 1e-9:
+                        best[state] = (cost, done, cut)
+        return Solution(self.network, self._path(best), len(self.matches), len(self.refused))
+
+    def _path(self, best: dict[int, tuple[float, int, Cut | None]]) -> tuple[Cut, ...]:
+        if self.network.full not in best:
+            raise UnsupportedError(
+                "no sequence of legal kernels covers all ops", where=f"block {self.block.name}"
+            )
+        path: list[Cut] = []
+        state = self.network.full
+        while state:
+            _, state, cut = best[state]
+            assert cut is not None
+            path.append(cut)
+        return tuple(reversed(path))
