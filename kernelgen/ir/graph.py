@@ -98,7 +98,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Table:
-    """A rotary table that the loader computes: cos and sin of position × frequency, times `scale`."""
+    """A rotary table that the loader makes: cos and sin of position × frequency, times `scale`."""
 
     name: str
     inv_freq: tuple[float, ...]

@@ -33,6 +33,13 @@ class Sizes:
     """B, and the number of requests of the step"""
     context: int
     """N: cache entries that each request reads, the newest token included"""
+    row_capacity: int = 0
+    """most logit rows that one step may ask for; 0 means `rows`"""
+
+    @property
+    def capacity(self) -> Sizes:
+        """The sizes that buffers have to hold, where `rows` is what a step usually asks."""
+        return Sizes(self.tokens, max(self.rows, self.row_capacity), self.context)
 
     def of(self, dim: int | Dim) -> int:
         """The number behind one dim."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from kernelgen.hw.device import Device
 from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
+from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import bits
 from kernelgen.planner.plan import Fusion
 from kernelgen.planner.rules import rule_for
@@ -89,12 +90,25 @@ def _why_not(
             continue
         found = search.matches.get(mask) or search.ask(mask)[0]
         if not found:
-            return search.refused.get(mask) or search.ask(mask)[1]
+            return _told(search.refused.get(mask) or search.ask(mask)[1], device)
     if not search.network.convex(union):
         return "another kernel has to run between them"
-    search.matches.setdefault(union, search.ask(union)[0])
     cut = search.price(union, sizes, device)
-    if isinstance(cut, str):
-        return cut
-    apart = prices[left].price.us + prices[right].price.us
-    return f"legal, but {cut.price.us:.2f} µs in one kernel against {apart:.2f} µs in two"
+    if isinstance(cut, Refusal):
+        return _told(cut, device)
+    two = (prices[left], prices[right])
+    apart = sum(c.price.us for c in two)
+    text = f"legal, but {cut.price.us:.2f} µs in one kernel against {apart:.2f} µs in two"
+    return f"{text} ({_limit(cut)} against {' and '.join(_limit(c) for c in two)})"
+
+
+def _told(refusal: Refusal, device: Device) -> str:
+    """A refusal with the cost of the boundary that it asks for."""
+    if not refusal.barrier:
+        return refusal.reason
+    return f"{refusal.reason}: a kernel boundary ({device.boundary_us:g} µs) is the barrier"
+
+
+def _limit(cut: Cut) -> str:
+    """What bounds a kernel most, in the words of its family."""
+    return f"{cut.match.family.name}: {next(iter(cut.price.limits), 'no limit told')}"

@@ -16,6 +16,8 @@ class Refusal:
     """Why a family cannot take a region that it otherwise would; the text ends up in `explain`."""
 
     reason: str
+    barrier: bool = False
+    """whether what stands between the ops is that all parts of one must be done before the other starts"""
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,33 @@ class Match:
 
 
 @dataclass(frozen=True)
+class Pass:
+    """A further launch that belongs to the same kernel: it merges what the first one left in scratch."""
+
+    name: str
+    bytes: int
+    us: float
+    why: str
+
+
+@dataclass(frozen=True)
 class Price:
-    """What one launch costs at given sizes."""
+    """What one use of a kernel costs at given sizes, all of its passes included."""
 
     bytes: int
     flops: int
     us: float
     choice: Mapping[str, int]
-    """tile parameters"""
+    """tile parameters: with the variant they decide the compiled code"""
     verdict: str
     """how far the time can be trusted: exact, interpolated, inherited, modelled"""
     scratch_bytes: int = 0
     limits: Sequence[str] = ()
     """what bounds it, in words, for `explain`"""
+    passes: Sequence[Pass] = ()
+    """launches after the first"""
+    counters: int = 0
+    """int32 words, zero before the launch and left zero by it, by which its blocks find the last one"""
 
 
 class Family(Protocol):
@@ -62,7 +78,8 @@ class Family(Protocol):
     def match(self, region: Region, phase: str) -> Match | Refusal | None:
         """The region as one kernel; a reason why not; or None when it is not this family's kind of region.
 
-        Legal regions are closed under growth: each can be reached by adding one node at a time through legal regions.
+        Legal regions are closed under growth: each can be reached by adding one node at a time through legal regions
+        of some family.
         """
 
     def price(self, match: Match, sizes: Sizes, device: Device) -> Price | Refusal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,24 +27,26 @@ class Layout:
     bytes: int
 
 
-def place(buffers: Sequence[Lifetime]) -> Layout:
-    """Greedy by size: each buffer goes to the lowest gap among those it overlaps in time."""
-    placed: list[tuple[int, int, Lifetime]] = []
+def place(buffers: Sequence[Lifetime], fixed: Sequence[tuple[int, Lifetime]] = ()) -> Layout:
+    """Greedy by size: each buffer goes to the lowest gap among those it overlaps in time.
+
+    `fixed` are (offset, buffer) that have their place already; `offsets` does not repeat them.
+    """
+    taken = sorted((at, at + aligned(b.bytes), b.first, b.last) for at, b in fixed)
     offsets: dict[str, int] = {}
     for buffer in sorted(buffers, key=lambda b: (-b.bytes, b.first, b.name)):
-        size = _aligned(buffer.bytes)
-        at = 0
-        for start, end, other in placed:  # kept sorted by start
-            if other.last < buffer.first or buffer.last < other.first:
+        size, at = aligned(buffer.bytes), 0
+        for start, end, first, last in taken:
+            if last < buffer.first or buffer.last < first:
                 continue
             if at + size <= start:
                 break
             at = max(at, end)
         offsets[buffer.name] = at
-        placed.append((at, at + size, buffer))
-        placed.sort(key=lambda p: (p[0], p[1]))
-    return Layout(offsets, max((end for _, end, _ in placed), default=0))
+        insort(taken, (at, at + size, buffer.first, buffer.last))
+    return Layout(offsets, max((end for _, end, _, _ in taken), default=0))
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """`size` in whole cache lines, at least one."""
     return -(-max(size, 1) // ALIGNMENT) * ALIGNMENT

@@ -45,7 +45,9 @@ def _stem(nodes: tuple[Node, ...]) -> str:
     words = ["norm"] if any(n.op.has(Trait.ROW_REDUCE) for n in before) else []
     if any(n.op.has(Trait.STATE_WRITE) for n in before):
         words.append("insert")
-    words.append(_join([nodes[i].name for i in anchors] + [n.name for n in after[-1:]]))
+    names = [nodes[i].name for i in anchors]
+    own = tuple(f"{name}." for name in names)  # biases and scales of one anchor say nothing new
+    words.append(_join(names + [n.name for n in after[-1:] if not n.name.startswith(own)]))
     return _identifier("_".join(words))
 
 

@@ -70,11 +70,16 @@ class Network:
 
     @cached_property
     def before(self) -> tuple[int, ...]:
-        """Mask of the nodes that each node reads from directly."""
-        return tuple(
-            sum(1 << p for p in {self.producer[n] for n in names if n in self.producer})
-            for names in self.reads
-        )
+        """Mask of the nodes that have to run before each node: those it reads from, and readers of what it overwrites."""
+        found = []
+        for i, (node, names) in enumerate(zip(self.nodes, self.reads, strict=True)):
+            mask = sum(1 << p for p in {self.producer[n] for n in names if n in self.producer})
+            if node.op.has(Trait.STATE_WRITE):
+                old = [n for n in names if self.block.value[n].role is Role.STATE]
+                for name in old:
+                    mask |= self.readers[name] & ((1 << i) - 1)
+            found.append(mask)
+        return tuple(found)
 
     @cached_property
     def ancestors(self) -> tuple[int, ...]:
@@ -88,17 +93,36 @@ class Network:
         return tuple(found)
 
     @cached_property
-    def neighbours(self) -> tuple[int, ...]:
-        """Nodes that each node may be fused with: its producers, its readers, and those that share a stream with it."""
+    def kin(self) -> tuple[int, ...]:
+        """For each node its producers, its readers, and those that read a row with it."""
         near = list(self.before)
         for i, direct in enumerate(self.before):
             for j in bits(direct):
                 near[j] |= 1 << i
+        return self._sharing(near, (Role.STREAM, Role.TEMP))
+
+    @cached_property
+    def neighbours(self) -> tuple[int, ...]:
+        """Nodes that each node may be fused with: its kin, and those that read a table with it."""
+        return self._sharing(list(self.kin), (Role.TABLE,))
+
+    def _sharing(self, near: list[int], roles: tuple[Role, ...]) -> tuple[int, ...]:
         for name, mask in self.readers.items():
-            if self.block.value[name].role in (Role.STREAM, Role.TEMP):
+            if self.block.value[name].role in roles:
                 for i in bits(mask):
                     near[i] |= mask & ~(1 << i)
         return tuple(near)
+
+    def connected(self, mask: int) -> bool:
+        """Whether the nodes hang together by rows that they hand on or share."""
+        reached = todo = mask & -mask
+        while todo:
+            near = 0
+            for i in bits(todo):
+                near |= self.kin[i]
+            todo = near & mask & ~reached
+            reached |= todo
+        return reached == mask
 
     @cached_property
     def result_bases(self) -> frozenset[str]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from kernelgen.ir.graph import Graph
 from kernelgen.ir.types import Sizes
-from kernelgen.planner.family import Match, Price
+from kernelgen.planner.family import Match, Pass, Price
+
+SCRATCH = "scratch"
+"""what a signature calls the workspace that only this launch uses"""
+COUNTERS = "counters"
+"""what a signature calls the int32 words that are zero between launches"""
 
 
 @dataclass(frozen=True)
 class Operand:
     """One thing that a launch is given.
 
-    `kind`: buffer (workspace), bound (a buffer that the runtime owns: logits, sampled), weight, state, step.
+    `kind`: buffer (workspace), bound (a buffer that the runtime owns: logits, sampled, counters), weight, state, step.
     `name`: the value's name in its block, or the full name of a weight.
     """
 
@@ -22,6 +28,14 @@ class Operand:
     name: str
     offset_bytes: int = 0
     layer: int | None = None
+
+    def at(self, layer: int | None) -> Operand:
+        """The operand of a block where the block is placed: parameters get the layer's name, states its number."""
+        if self.kind == "weight" and layer is not None:
+            return replace(self, name=f"layers.{layer}.{self.name}")
+        if self.kind == "table":
+            return replace(self, kind="weight")
+        return replace(self, layer=layer) if self.kind == "state" else self
 
 
 @dataclass(frozen=True)
@@ -31,7 +45,7 @@ class Kernel:
     name: str
     match: Match
     signature: tuple[str, ...]
-    """values in operand order: region inputs, then outputs, then `scratch` if it wants any"""
+    """values in operand order: region inputs, outputs, then `scratch` and `counters` if it wants any"""
 
     @property
     def ops(self) -> tuple[str, ...]:
@@ -41,12 +55,18 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch of a step."""
+    """One use of a kernel in a step."""
 
     kernel: Kernel
     layer: int | None
-    operands: tuple[Operand, ...]
+    wiring: tuple[Operand, ...]
+    """operands as every placement of the block has them (kinds as in `Operand`, and table)"""
     price: Price
+
+    @cached_property
+    def operands(self) -> tuple[Operand, ...]:
+        """What this launch is given, in the order of the kernel's signature."""
+        return tuple(operand.at(self.layer) for operand in self.wiring)
 
 
 @dataclass(frozen=True)
@@ -78,14 +98,21 @@ class Plan:
     launches: tuple[Launch, ...]
     fusions: tuple[Fusion, ...]
     workspace_bytes: int
+    counters: int
+    """int32 words that some launch needs, zero before the first step and after each launch"""
     candidates: int
     floor_us: float
     floor_bytes: int
 
-    @property
+    @cached_property
     def predicted_us(self) -> float:
         """Sum over the launches."""
         return sum(launch.price.us for launch in self.launches)
+
+    @cached_property
+    def launch_count(self) -> int:
+        """Kernel launches of a step, second passes included."""
+        return sum(1 + len(launch.price.passes) for launch in self.launches)
 
     def coverage(self) -> dict[str, Any]:
         """How many launches each look-up verdict has, and which share of the predicted time."""
@@ -93,9 +120,12 @@ class Plan:
         found: dict[str, dict[str, float]] = {}
         for launch in self.launches:
             entry = found.setdefault(launch.price.verdict, {"kernels": 0, "share": 0.0})
-            entry["kernels"] += 1
+            entry["kernels"] += 1 + len(launch.price.passes)
             entry["share"] += launch.price.us / total
-        return {k: {"kernels": int(v["kernels"]), "share": round(v["share"], 4)} for k, v in sorted(found.items())}
+        return {
+            verdict: {"kernels": int(entry["kernels"]), "share": round(entry["share"], 4)}
+            for verdict, entry in sorted(found.items())
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The plan as `docs/contracts.md` spells it: one entry for each launch of the step."""
@@ -106,7 +136,7 @@ class Plan:
             "phase": self.phase,
             "size": self.size,
             "context": self.sizes.context,
-            "kernels": [_launch_json(launch) for launch in self.launches],
+            "kernels": [entry for launch in self.launches for entry in _launch_json(launch)],
             "fusions": [_fusion_json(fusion) for fusion in self.fusions],
             "coverage": self.coverage(),
             "predicted_us": round(self.predicted_us, 3),
@@ -117,21 +147,36 @@ class Plan:
         }
 
 
-def _launch_json(launch: Launch) -> dict[str, Any]:
+def _launch_json(launch: Launch) -> list[dict[str, Any]]:
+    """The kernel itself and one entry for each further pass of it."""
     match, price = launch.kernel.match, launch.price
-    return {
+    later: tuple[Pass, ...] = tuple(price.passes)
+    whole: dict[str, Any] = {
         "name": launch.kernel.name,
         "layer": launch.layer,
         "family": match.family.name,
         "backend": match.family.backend,
         "ops": list(launch.kernel.ops),
-        "bytes": price.bytes,
+        "bytes": price.bytes - sum(p.bytes for p in later),
         "flops": price.flops,
-        "predicted_us": round(price.us, 3),
+        "predicted_us": round(price.us - sum(p.us for p in later), 3),
         "verdict": price.verdict,
         "choice": dict(price.choice),
         "limits": list(price.limits),
     }
+    rest = [
+        whole
+        | {
+            "name": f"{launch.kernel.name}.{p.name}",
+            "bytes": p.bytes,
+            "flops": 0,
+            "predicted_us": round(p.us, 3),
+            "choice": {},
+            "limits": [p.why],
+        }
+        for p in later
+    ]
+    return [whole, *rest]
 
 
 def _fusion_json(fusion: Fusion) -> dict[str, Any]:

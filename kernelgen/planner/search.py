@@ -12,6 +12,9 @@ from kernelgen.planner.family import Catalogue, Match, Price, Refusal
 from kernelgen.planner.network import Network, Region, bits
 
 
+NOBODY = Refusal("no family of this target joins these ops in one kernel")
+
+
 @dataclass(frozen=True)
 class Cut:
     """One kernel of a solved block."""
@@ -47,7 +50,7 @@ class BlockSearch:
     fusion: bool = True
     network: Network = field(init=False)
     matches: dict[int, tuple[Match, ...]] = field(init=False)
-    refused: dict[int, str] = field(init=False)
+    refused: dict[int, Refusal] = field(init=False)
 
     def __post_init__(self) -> None:
         self.network = Network(self.block)
@@ -55,8 +58,9 @@ class BlockSearch:
         frontier = []
         for i, node in enumerate(self.network.nodes):
             if not self._try(1 << i):
+                why = self.refused[1 << i].reason
                 raise UnsupportedError(
-                    f"no kernel family covers {node.op.kind} ({node.name}): {self.refused[1 << i]}",
+                    f"no kernel family covers {node.op.kind} ({node.name}): {why}",
                     where=f"block {self.block.name}",
                 )
             frontier.append(1 << i)
@@ -83,24 +87,26 @@ class BlockSearch:
             self.refused[mask] = reason
         return bool(found)
 
-    def ask(self, mask: int) -> tuple[tuple[Match, ...], str]:
-        """Matches of all families, and the reason of the first refusal."""
-        answers = [f.match(Region(self.network, mask), self.phase) for f in self.catalogue]
-        reasons = [a.reason for a in answers if isinstance(a, Refusal)]
-        default = "no family of this target joins these ops in one kernel"
-        return tuple(a for a in answers if isinstance(a, Match)), (reasons or [default])[0]
+    def ask(self, mask: int) -> tuple[tuple[Match, ...], Refusal]:
+        """Matches of all families, and the first refusal."""
+        region = Region(self.network, mask)
+        answers = [family.match(region, self.phase) for family in self.catalogue]
+        refusals = [a for a in answers if isinstance(a, Refusal)]
+        return tuple(a for a in answers if isinstance(a, Match)), (refusals or [NOBODY])[0]
 
-    def price(self, mask: int, sizes: Sizes, device: Device) -> Cut | str:
+    def price(self, mask: int, sizes: Sizes, device: Device) -> Cut | Refusal:
         """The cheapest kernel for a region, or why every one is impossible at these sizes."""
         best: Cut | None = None
-        why = self.refused.get(mask, "")
-        for match in self.matches.get(mask, ()):
+        why: list[str] = []
+        for match in self.matches.get(mask) or self.ask(mask)[0]:
             price = match.family.price(match, sizes, device)
             if isinstance(price, Refusal):
-                why = price.reason
+                why.append(f"{match.family.name}: {price.reason}")
             elif best is None or price.us < best.price.us:
                 best = Cut(match, price)
-        return best if best is not None else why
+        if best is not None:
+            return best
+        return Refusal("; ".join(why)) if why else self.refused.get(mask, NOBODY)
 
     def solve(self, sizes: Sizes, device: Device) -> Solution:
         """The exact optimum over all orders and cuts: shortest path from "nothing done" to "everything done"."""

@@ -70,12 +70,11 @@ def _linear_layouts(roles: LinearRoles) -> dict[str, str]:
 
 
 def _linear_scratch(region: Region, roles: LinearRoles, sizes: Sizes) -> int:
-    """Prepared activation rows, padded to an even width: wherever the row is computed here or has an odd width."""
-    if not roles.prologue and roles.k % 2 == 0:
-        return 0
+    """Prepared activation rows: float32 at most, an odd number of cache lines each (lib/linear.h)."""
     x = region.value(roles.x).type
-    rows = x.elements(sizes) // x.row_width
-    return rows * (roles.k + roles.k % 2) * x.dtype.bits // 8
+    rows = x.elements(sizes.capacity) // x.row_width
+    lines = -(-4 * (roles.k + roles.k % 2) // 64) | 1
+    return rows * lines * 64
 
 
 def _no_scratch(region: Region, roles: Any, sizes: Sizes) -> int:
@@ -101,7 +100,7 @@ def _sample(region: Region, phase: str) -> Region | Refusal | None:
 def _sample_scratch(region: Region, roles: Any, sizes: Sizes) -> int:
     """Candidates of each worker and row, and the masks of top-k and top-p: bounded by one float a logit."""
     logits = region.network.block.input_types(region.nodes[0])[0]
-    return logits.size_bytes(sizes)
+    return logits.size_bytes(sizes.capacity)
 
 
 CPP_FAMILIES: Catalogue = (

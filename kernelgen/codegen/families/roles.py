@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kernelgen.ir.graph import Node, Role
 from kernelgen.ir.op import Trait
 from kernelgen.planner.family import Refusal
-from kernelgen.planner.network import Region
+from kernelgen.planner.network import Region, bits
 
 _ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE
 
@@ -54,6 +54,14 @@ class AttentionRoles:
     """row ops that make what `insert` stores"""
 
 
+@dataclass(frozen=True)
+class HeadRoles:
+    """The projection to the vocabulary with the choice among its columns."""
+
+    linear: LinearRoles
+    sample: Node
+
+
 def linear_roles(region: Region) -> LinearRoles | Refusal | None:
     """The region as projections of one row; None when it holds none."""
     anchors = region.with_trait(Trait.MATMUL)
@@ -61,18 +69,62 @@ def linear_roles(region: Region) -> LinearRoles | Refusal | None:
         return None
     others = [n for n in region.with_trait(_ANCHORS) if n not in anchors]
     if others:
-        return Refusal(
-            f"{others[0].op.kind} needs whole results of other workers: a kernel boundary is the barrier"
-        )
+        return _two_anchors(region, anchors[0], others[0])
     x = anchors[0].inputs[0]
-    if any(a.inputs[0] != x for a in anchors):
-        return Refusal("a product of another row would wait for all columns of the first: a kernel boundary is the barrier")
+    for later in anchors:
+        if later.inputs[0] != x:
+            return _second_product(region, later, anchors)
     prologue, epilogue = _around(region, anchors)
     return (
         _bad_prologue(region, x, prologue)
         or _bad_epilogue(region, epilogue)
         or _grouped(region, x, anchors, prologue, epilogue)
     )
+
+
+def head_roles(region: Region) -> HeadRoles | Refusal | None:
+    """The region as projection, epilogue and choice; None unless it holds a projection and a choice."""
+    samples, anchors = region.with_trait(Trait.SAMPLE), region.with_trait(Trait.MATMUL)
+    if not samples or not anchors:
+        return None
+    if len(samples) > 1 or len(anchors) > 1:
+        return Refusal("one product and one choice make a head")
+    net, sample = region.network, samples[0]
+    linear = linear_roles(Region(net, region.mask & ~(1 << net.producer[sample.outputs[0]])))
+    if not isinstance(linear, LinearRoles):
+        return linear
+    if region.base(sample.inputs[0]) not in linear.groups[0].outputs:
+        return Refusal(f"{sample.name} does not choose among the columns of {anchors[0].name}")
+    return HeadRoles(linear, sample)
+
+
+def _two_anchors(region: Region, product: Node, other: Node) -> Refusal:
+    """Why a product and attention, or a product and the choice, are two kernels."""
+    width = region.value(product.outputs[0]).type.row_width
+    if other.op.has(Trait.ATTENTION) and _reaches(region, other, product):
+        heads = region.value(other.outputs[0]).type
+        text = f"{product.name} sums over all {heads.static_elements} columns of {other.name}, which are finished head by head"
+    elif other.op.has(Trait.ATTENTION):
+        head = region.value(other.outputs[0]).type.row_width
+        text = f"{other.name} reads whole heads of {head} columns, {product.name} finishes its {width} columns tile by tile"
+    else:
+        text = f"{other.name} chooses among all {width} columns of {product.name}, which are finished tile by tile"
+    return Refusal(text, barrier=True)
+
+
+def _second_product(region: Region, later: Node, anchors: tuple[Node, ...]) -> Refusal:
+    """Why two products with different inputs are two kernels."""
+    k = region.value(later.inputs[0]).type.row_width
+    source = next((a for a in anchors if _reaches(region, a, later)), None)
+    if source is None:
+        return Refusal(f"{anchors[0].name} and {later.name} multiply different rows")
+    text = f"{later.name} sums over all {k} columns that come from {source.name}, which are finished tile by tile"
+    return Refusal(text, barrier=True)
+
+
+def _reaches(region: Region, first: Node, then: Node) -> bool:
+    net = region.network
+    return bool(net.ancestors[net.producer[then.outputs[0]]] >> net.producer[first.outputs[0]] & 1)
 
 
 def _around(region: Region, anchors: tuple[Node, ...]) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
@@ -93,18 +145,35 @@ def _bad_prologue(region: Region, x: str, prologue: tuple[Node, ...]) -> Refusal
             return Refusal(f"{node.op.kind} cannot prepare the row of a projection")
         out = node.outputs[0]
         if not region.only_inside(out):
-            return Refusal(f"{out} is also read outside: storing it once is the cheaper way")
-        if len(region.value(out).type.shape) != 2:
+            return Refusal(
+                f"{out} is also read by {_outside_readers(region, out)}: it would be computed by every"
+                " tile of the product, storing it once is cheaper"
+            )
+        type_ = region.value(out).type
+        if len(type_.shape) != 2:
             return Refusal(f"{out} is not a plain row")
+        if type_.leading is not region.value(x).type.leading:
+            return Refusal("token rows and logit rows are different loops")
     return None
+
+
+def _outside_readers(region: Region, name: str) -> str:
+    net = region.network
+    readers = [net.nodes[i].name for i in bits(net.readers.get(name, 0) & ~region.mask)]
+    if name in net.result_bases:
+        readers.append("the next block")
+    return " and ".join(readers[:2])
 
 
 def _bad_epilogue(region: Region, epilogue: tuple[Node, ...]) -> Refusal | None:
     for node in epilogue:
+        type_ = region.value(node.inputs[0]).type
         if node.op.has(Trait.ROW_REDUCE):
-            return Refusal("a row statistic needs every column, a worker holds one panel of them")
+            text = f"{node.name} needs all {type_.row_width} columns of a row, which the product finishes tile by tile"
+            return Refusal(text, barrier=True)
         if not node.op.has(Trait.POINTWISE):
-            return Refusal(f"{node.op.kind} needs whole rows, a worker holds one panel of columns")
+            text = f"{node.name} needs whole rows, which the product finishes tile by tile"
+            return Refusal(text, barrier=True)
         if any(region.value(name).type.shape[-1:] == (1,) for name in node.inputs):
             return Refusal("an epilogue with one number a row is not covered")
         if len(region.value(node.outputs[0]).type.shape) != 2:
@@ -148,17 +217,26 @@ def _grouped(
     return LinearRoles(x=x, k=k, prologue=prologue, groups=tuple(groups))
 
 
-def row_roles(region: Region) -> RowRoles | Refusal | None:
-    """The region as row-wise ops; None when it holds an anchor."""
+def row_roles(region: Region, *, side_by_side: bool = False) -> RowRoles | Refusal | None:
+    """The region as row-wise ops; None when it holds an anchor.
+
+    `side_by_side` also takes ops that share no row, such as the rotations of queries and keys.
+    """
     if region.with_trait(_ANCHORS):
         return None
     allowed = Trait.ROW_LOCAL | Trait.GATHER | Trait.SELECT | Trait.STATE_WRITE
     for node in region.nodes:
         if not node.op.has(allowed):
             return Refusal(f"{node.op.kind} is not a row-wise op")
-    leading = {region.value(n.outputs[0]).type.leading for n in region.nodes if not n.op.has(Trait.STATE_WRITE)}
+    leading = {
+        region.value(n.outputs[0]).type.leading
+        for n in region.nodes
+        if not n.op.has(Trait.STATE_WRITE)
+    }
     if len(leading) > 1:
         return Refusal("token rows and logit rows are different loops")
+    if not side_by_side and not region.network.connected(region.mask):
+        return Refusal("the two share no row")
     return RowRoles(region.nodes)
 
 
@@ -167,24 +245,29 @@ def attention_roles(region: Region, phase: str) -> AttentionRoles | Refusal | No
     anchors = region.with_trait(Trait.ATTENTION)
     if not anchors:
         return None
-    if len(region.with_trait(_ANCHORS)) > 1:
-        return Refusal("the projection after attention needs all heads of a row: a kernel boundary is the barrier")
+    others = [n for n in region.with_trait(_ANCHORS) if n is not anchors[0]]
     anchor = anchors[0]
+    if others:
+        return _two_anchors(region, others[0], anchor)
     inserts = region.with_trait(Trait.STATE_WRITE)
     if inserts and phase != "decode":
-        return Refusal("in a prefill chunk other rows attend to what this row stores: the insert has to finish first")
+        text = f"in a prompt other rows attend to what a row stores: all of {inserts[0].name} comes first"
+        return Refusal(text, barrier=True)
     query = _chain(region, anchor.inputs[0])
     keys = tuple(n for i in inserts for name in i.inputs[1:3] for n in _chain(region, name))
     keys = tuple(dict.fromkeys(keys))
-    known = {anchor, *inserts, *query, *keys}
+    known = {anchor.name, *(n.name for n in (*inserts, *query, *keys))}
     for node in region.nodes:
-        if node not in known:
-            return Refusal(f"{node.op.kind} after attention belongs to the next kernel")
+        if node.name not in known:
+            after = _reaches(region, anchor, node)
+            why = "belongs to the next kernel" if after else "makes nothing that attention reads here"
+            return Refusal(f"{node.name} {why}")
     for node in (*query, *keys):
         if not node.op.has(Trait.ROW_LOCAL) or len(region.value(node.outputs[0]).type.shape) != 3:
             return Refusal(f"{node.name} does not work on single heads")
         if not region.only_inside(node.outputs[0]):
-            return Refusal(f"{node.outputs[0]} is also read outside")
+            readers = _outside_readers(region, node.outputs[0])
+            return Refusal(f"{node.outputs[0]} is also read by {readers}")
     state = region.base(anchor.inputs[1])
     if inserts and state != inserts[0].outputs[0]:
         return Refusal("attention does not read the cache that is written here")

@@ -1,0 +1,5 @@
+"""Owns `python -m kernelgen`."""
+
+from kernelgen.cli.app import main
+
+main()

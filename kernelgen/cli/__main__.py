@@ -1,0 +1,5 @@
+"""Owns `python -m kernelgen.cli`."""
+
+from kernelgen.cli.app import main
+
+main()

@@ -1,0 +1,55 @@
+"""Owns `kernelgen build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelgen.cli import console
+from kernelgen.cli.options import Activations, Dtype, Fusion, Json, Model, Switch
+
+
+def build(
+    model: Model,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", "-t", help="cpu or sm_NN[:device]; may be repeated. [cpu]"),
+    ] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="Folder for wheel and build.")] = Path(
+        "dist"
+    ),
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at once. [all cores]")
+    ] = None,
+    fusion: Fusion = Switch.ON,
+    dtype: Dtype = Activations.BFLOAT16,
+    json: Json = False,
+) -> None:
+    """Compile MODEL into one wheel and a readable build folder."""
+    from kernelgen.cli.model import resolve
+    from kernelgen.cli.pipeline import build_model
+    from kernelgen.hw import default_note
+
+    targets = list(dict.fromkeys(target or ["cpu"]))
+    for text in targets:
+        if note := default_note(text):
+            console.say(note)
+    source = resolve(model)
+    with console.progress(f"building {source.name}", quiet=json) as progress:
+        done = build_model(
+            source,
+            targets,
+            out,
+            jobs=jobs,
+            fusion=fusion is Switch.ON,
+            dtype=dtype.value,
+            progress=progress,
+        )
+    if json:
+        console.result_json(done)
+        return
+    cached = f", {done.cached} of {done.steps} steps from the cache" if done.steps else ""
+    console.say(f"built {source.name} for {', '.join(targets)} in {done.seconds:.1f} s{cached}")
+    console.result(f"{done.wheel}\n{done.folder}")

@@ -1,0 +1,86 @@
+"""Owns `kernelgen plan`."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kernelgen.cli import console
+from kernelgen.cli.options import Activations, Dtype, Fusion, Json, Model, Switch, Target
+from kernelgen.core.errors import UsageError
+
+
+class Phase(StrEnum):
+    """`--phase`."""
+
+    DECODE = "decode"
+    MIXED = "mixed"
+
+
+def plan(
+    model: Model,
+    target: Target = "cpu",
+    phase: Annotated[Phase, typer.Option(help="One token a request, or chunks of prompts.")] = (
+        Phase.DECODE
+    ),
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Requests of a decode step. [1]", show_default=False)
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a mixed step. [512]", show_default=False)
+    ] = None,
+    context: Annotated[int, typer.Option(min=1, help="Cache entries each request reads.")] = 1024,
+    fusion: Fusion = Switch.ON,
+    dtype: Dtype = Activations.BFLOAT16,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Every neighbouring pair: fused or not, and why.")
+    ] = False,
+    json: Json = False,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page that draws the plan.")
+    ] = None,
+) -> None:
+    """Print the kernels of one step of MODEL, with cost and reasons."""
+    from kernelgen.cli.model import resolve
+    from kernelgen.cli.pipeline import plan_model
+    from kernelgen.hw import default_note
+    from kernelgen.report import read_plan
+
+    size = _size(phase, batch, tokens)
+    if note := default_note(target):
+        console.say(note)
+    made = plan_model(
+        resolve(model),
+        target,
+        phase=phase.value,
+        size=size,
+        context=context,
+        fusion=fusion is Switch.ON,
+        dtype=dtype.value,
+    ).to_json()
+    if html is not None:
+        from kernelgen.core.files import write_atomic
+        from kernelgen.report.plan_html import plan_html
+
+        write_atomic(html, plan_html(read_plan(made)))
+        console.say(f"wrote {html}")
+    if json:
+        console.result_json(made)
+        return
+    from kernelgen.report.plan_text import explain_text, plan_text
+
+    view = read_plan(made)
+    console.result(explain_text(view) if explain else plan_text(view))
+
+
+def _size(phase: Phase, batch: int | None, tokens: int | None) -> int:
+    if phase is Phase.DECODE:
+        if tokens is not None:
+            raise UsageError("--tokens belongs to --phase mixed", hint="use --batch N")
+        return batch or 1
+    if batch is not None:
+        raise UsageError("--batch belongs to --phase decode", hint="use --tokens N")
+    return tokens or 512

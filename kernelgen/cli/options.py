@@ -1,0 +1,36 @@
+"""Owns the options that several verbs share, so that one spelling and one help text exist."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Switch(StrEnum):
+    """`--fusion on|off`."""
+
+    ON = "on"
+    OFF = "off"
+
+
+class Activations(StrEnum):
+    """`--dtype`: what activations are computed in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Built-in name (see `kernelgen models`), config.json, checkpoint folder or hub id.",
+        show_default=False,
+    ),
+]
+Target = Annotated[str, typer.Option("--target", "-t", help="cpu, sm_90 or sm_90:h200.")]
+Fusion = Annotated[Switch, typer.Option(help="off: one op a kernel, the same results.")]
+Dtype = Annotated[Activations, typer.Option(help="Type of activations.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

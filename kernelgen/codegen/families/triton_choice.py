@@ -1,0 +1,97 @@
+"""Owns the choice of a tile: the legal one with the lowest modelled time, or every reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Generic, Protocol, TypeVar
+
+from kernelgen.codegen.families.triton_block import Footprint
+from kernelgen.codegen.families.triton_time import Timing
+from kernelgen.hw.device import Device
+from kernelgen.planner.family import Refusal
+
+Problem = TypeVar("Problem", contravariant=True)
+
+
+class Tile(Protocol[Problem]):
+    """One point of a family's tile space: a frozen dataclass of integers."""
+
+    def footprint(self, problem: Problem) -> Footprint:
+        """What a block takes."""
+
+    def problems(self, problem: Problem, device: Device) -> tuple[str, ...]:
+        """Every reason why the tile is illegal here; empty when it is legal."""
+
+    def time(self, problem: Problem, device: Device) -> Timing:
+        """Modelled time without the boundary; only for legal tiles."""
+
+    def masks(self, problem: Problem) -> tuple[str, ...]:
+        """Sizes that do not divide, and what is masked for them."""
+
+
+@dataclass(frozen=True)
+class Best(Generic[Problem]):
+    """The fastest legal tile of a space."""
+
+    tile: Tile[Problem]
+    timing: Timing
+    legal: int
+    looked_at: int
+
+    @property
+    def choice(self) -> Mapping[str, int]:
+        """The tile as a table row spells it."""
+        return tile_choice(self.tile)
+
+
+def best(
+    space: Iterable[Tile[Problem]], problem: Problem, device: Device
+) -> Best[Problem] | Refusal:
+    """The tile with the lowest time; of equals the one with most loads in flight, then with the lowest next limit."""
+    found: tuple[tuple[float, ...], Tile[Problem], Timing] | None = None
+    reasons: dict[str, list[str]] = {}
+    legal = looked_at = 0
+    for tile in space:
+        looked_at += 1
+        problems = tile.problems(problem, device)
+        for reason in problems:
+            reasons.setdefault(reason, []).append(tile_text(tile))
+        if problems:
+            continue
+        legal += 1
+        timing = tile.time(problem, device)
+        rank = (round(timing.us, 2), round(timing.latency_us, 2), *(us for _, us in timing.parts))
+        if found is None or rank < found[0]:
+            found = (rank, tile, timing)
+    if found is None:
+        return Refusal(_why_none(reasons))
+    return Best(found[1], found[2], legal, looked_at)
+
+
+def _why_none(reasons: Mapping[str, list[str]]) -> str:
+    """Reasons that hold for most tiles first, each with one tile that it excludes."""
+    ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    told = [f"{reason} (e.g. {tiles[0]})" for reason, tiles in ordered[:3]]
+    return f"no tile is legal: {'; '.join(told)}"
+
+
+def tile_choice(tile: object) -> dict[str, int]:
+    """Field names to numbers."""
+    found: dict[str, Any] = asdict(tile)  # type: ignore[call-overload]
+    return found
+
+
+def tile_text(tile: object) -> str:
+    """`outputs 2, depth 2048, warps 4`"""
+    named = fields(tile)  # type: ignore[arg-type]
+    return ", ".join(f"{f.name} {getattr(tile, f.name)}" for f in named)
+
+
+def masked(what: str, size: int, step: int) -> tuple[str, ...]:
+    """The note for a size that its step does not divide; empty when it does."""
+    rest = size % step
+    if not rest:
+        return ()
+    whole = f"{size // step} × {step} + " if size > step else ""
+    return (f"masked {what}: {size} = {whole}{rest} of {step}",)

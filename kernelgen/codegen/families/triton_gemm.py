@@ -1,0 +1,108 @@
+"""Owns the product of many rows (prompts, large batches): square tiles on tensor cores, operands staged in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelgen.codegen.families.triton_block import WARP, Footprint, ceil_div, frame_registers
+from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_product import Product
+from kernelgen.codegen.families.triton_time import NEAR_LATENCY_US, REDUCE_US, Demand, Grid, Timing, timing
+from kernelgen.hw.device import Device
+from kernelgen.planner.family import Refusal
+
+LEAST_ROWS = 33
+_BEST_SHARE = 0.88
+"""of the rate at 8192³: a good library reaches 695 of 788 TFLOP/s on layer shapes at 16,384 rows (H200)"""
+_BEST_SIDE = 170.7
+"""harmonic mean of the sides of a 128 × 256 tile; smaller tiles read their operands more often"""
+_SIDE_POWER = 0.35
+"""how the rate falls with the side: 0.80 at 128 × 128, 0.62 at 64 × 64. Assumed."""
+_THROUGH_REGISTERS = 0.75
+"""of the rate, where rows are prepared on their way from memory to the tensor cores. Assumed."""
+
+
+@dataclass(frozen=True)
+class GemmTile:
+    """A block computes `outputs` columns of `rows` rows, `depth` of K at a time."""
+
+    rows: int
+    outputs: int
+    depth: int
+    stages: int
+    warps: int
+
+    def footprint(self, problem: Product) -> Footprint:
+        """Shared memory: `stages` steps of both operands. Registers: the float32 sums."""
+        wide = self.outputs * problem.most_matrices
+        step = self.depth * (wide * problem.weight_bits + self.rows * problem.row_bits) // 8
+        sums = wide * self.rows / (self.warps * WARP)
+        return Footprint(self.warps, frame_registers(sums * 1.25), self.stages * step)
+
+    def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
+        """Limits of the block."""
+        return self.footprint(problem).problems(device)
+
+    def share(self, problem: Product) -> float:
+        """Part of the large product's rate that this tile reaches on full blocks."""
+        wide = self.outputs * problem.most_matrices
+        side = 2 * wide * self.rows / (wide + self.rows)
+        through = _THROUGH_REGISTERS if problem.prep else 1.0
+        return _BEST_SHARE * min(1.0, (side / _BEST_SIDE) ** _SIDE_POWER) * through
+
+    def time(self, problem: Product, device: Device) -> Timing:
+        """Padded arithmetic at the tile's rate; every block of a column reads (and prepares) its rows again."""
+        bands, columns = ceil_div(problem.rows, self.rows), problem.tiles(self.outputs)
+        blocks, footprint = bands * columns, self.footprint(problem)
+        padded = bands * self.rows * columns * self.outputs * problem.k * problem.most_matrices
+        traffic = problem.row_traffic(blocks, self.rows, footprint, device)
+        weights = bands * problem.weight_rows * problem.k * problem.weight_bits // 8
+        waits = 2 if problem.prep and problem.prep.passes > 1 else 1
+        grid = Grid(
+            blocks=blocks,
+            footprint=footprint,
+            steps=ceil_div(problem.k, self.depth),
+            in_flight=max(1, self.stages - 1),
+            ahead=True,
+            lead_us=waits * NEAR_LATENCY_US + (waits - 1) * REDUCE_US,
+            tail_us=REDUCE_US,
+        )
+        demand = Demand(
+            memory_bytes=problem.bytes,
+            cache_bytes=weights + traffic,
+            vector_ops=problem.prep_ops(blocks, self.rows)
+            + problem.rows * problem.weight_rows * problem.finish_ops,
+            tensor_flops=2.0 * padded,
+            tensor_dtype=problem.math,
+            tensor_share=self.share(problem),
+        )
+        return timing(grid, demand, device)
+
+    def masks(self, problem: Product) -> tuple[str, ...]:
+        """The last band of rows, the last step, and the last block of each matrix."""
+        columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
+        return (
+            *masked("rows", problem.rows, self.rows),
+            *masked("depth", problem.k, self.depth),
+            *(note for notes in columns for note in notes),
+        )
+
+
+def space() -> Iterator[GemmTile]:
+    """All tiles, large ones first."""
+    for rows in (128, 64, 256):
+        for outputs in (256, 128, 64):
+            for depth in (64, 32):
+                for stages in (4, 3, 2):
+                    for warps in (8, 4):
+                        yield GemmTile(rows, outputs, depth, stages, warps)
+
+
+@lru_cache(maxsize=4096)
+def gemm(problem: Product, device: Device) -> Best[Product] | Refusal:
+    """The best tile for a problem; refused for a few rows, where a skinny tile wastes less."""
+    if problem.rows < LEAST_ROWS:
+        return Refusal(f"{problem.rows} rows, a tile of 64 or more would be mostly padding")
+    return best(space(), problem, device)

@@ -1,0 +1,97 @@
+"""Owns the one-row product (up to 16 rows): weights stream through registers, vector units multiply, no shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelgen.codegen.families.triton_block import (
+    WARP,
+    Footprint,
+    ceil_div,
+    frame_registers,
+    next_power_of_two,
+)
+from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_product import Product
+from kernelgen.codegen.families.triton_time import (
+    NEAR_LATENCY_US,
+    REDUCE_US,
+    Demand,
+    Grid,
+    Timing,
+    timing,
+)
+from kernelgen.hw.device import Device
+from kernelgen.planner.family import Refusal
+
+MOST_ROWS = 16
+
+
+@dataclass(frozen=True)
+class GemvTile:
+    """A block computes `outputs` columns of every row; it walks K in steps of `depth`."""
+
+    outputs: int
+    depth: int
+    warps: int
+
+    def footprint(self, problem: Product) -> Footprint:
+        """Registers: the weights of a step as they are stored, and one float32 sum for each of them and each row."""
+        each = self.outputs * problem.most_matrices * self.depth / (self.warps * WARP)
+        registers = frame_registers(each * (problem.weight_bits / 32 + problem.rows))
+        return Footprint(self.warps, registers, shared_bytes=self.warps * 128 * problem.rows)
+
+    def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
+        """Limits of the block, and steps that no row fills."""
+        found = list(self.footprint(problem).problems(device))
+        if self.depth * problem.weight_bits < self.warps * WARP * 128 // self.outputs:
+            found.append("less than 16 bytes of weights for each thread and step")
+        if self.depth > max(256, next_power_of_two(problem.k)):
+            found.append(f"a step is longer than the row of {problem.k}")
+        return tuple(found)
+
+    def time(self, problem: Product, device: Device) -> Timing:
+        """Weights from memory once; every block reads (and prepares) all rows."""
+        blocks, footprint = problem.tiles(self.outputs), self.footprint(problem)
+        weights = problem.weight_rows * problem.k
+        traffic = problem.row_traffic(blocks, problem.rows, footprint, device)
+        waits = 2 if problem.prep and problem.prep.passes > 1 else 1  # for the row; for its statistic
+        grid = Grid(
+            blocks=blocks,
+            footprint=footprint,
+            steps=ceil_div(problem.k, self.depth),
+            ahead=True,
+            lead_us=waits * NEAR_LATENCY_US + (waits - 1) * REDUCE_US,
+            tail_us=REDUCE_US,
+        )
+        demand = Demand(
+            memory_bytes=problem.bytes,
+            cache_bytes=weights * problem.weight_bits // 8 + traffic,
+            vector_ops=weights * (1 + problem.rows)
+            + blocks * problem.rows * problem.k
+            + problem.prep_ops(blocks, problem.rows),
+        )
+        return timing(grid, demand, device)
+
+    def masks(self, problem: Product) -> tuple[str, ...]:
+        """The last step of the row and the last block of each matrix."""
+        columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
+        return (*masked("depth", problem.k, self.depth), *(note for notes in columns for note in notes))
+
+
+def space() -> Iterator[GemvTile]:
+    """All tiles, wide steps first."""
+    for depth in (2048, 1024, 4096, 512, 256):
+        for warps in (4, 2, 8, 1):
+            for outputs in (2, 4, 1, 8, 16):
+                yield GemvTile(outputs, depth, warps)
+
+
+@lru_cache(maxsize=4096)
+def gemv(problem: Product, device: Device) -> Best[Product] | Refusal:
+    """The best tile for a problem; refused above 16 rows."""
+    if problem.rows > MOST_ROWS:
+        return Refusal(f"{problem.rows} rows, vector units take at most {MOST_ROWS}")
+    return best(space(), problem, device)

@@ -1,0 +1,92 @@
+"""Owns what the product families share: the problem as numbers, and its traffic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernelgen.codegen.families.roles import LinearRoles
+from kernelgen.codegen.families.row_prep import RowPrep, row_prep
+from kernelgen.codegen.families.triton_block import Footprint, ceil_div
+from kernelgen.hw.device import Device
+from kernelgen.ir.graph import Node
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.cost import region_bytes, region_flops
+from kernelgen.planner.network import Region
+
+_NEAR_BYTES = 64 << 10  # of a multiprocessor's 256 KiB: rows up to this size stay in its L1 cache
+
+
+@dataclass(frozen=True)
+class Product:
+    """Rows times one or more matrices, as numbers."""
+
+    rows: int
+    k: int
+    groups: tuple[tuple[int, int], ...]
+    """(columns, matrices that meet there: 1 or 2) of each group"""
+    row_bits: int
+    weight_bits: int
+    math: str
+    """dtype of the products"""
+    prep: RowPrep | None
+    finish_ops: int
+    """float32 instructions for each output"""
+    bytes: int
+    flops: int
+
+    @property
+    def weight_rows(self) -> int:
+        """Rows of all matrices together."""
+        return sum(columns * matrices for columns, matrices in self.groups)
+
+    @property
+    def most_matrices(self) -> int:
+        """Matrices that one tile multiplies with."""
+        return max(matrices for _, matrices in self.groups)
+
+    @property
+    def row_bytes(self) -> int:
+        """All rows."""
+        return self.rows * self.k * self.row_bits // 8
+
+    def tiles(self, outputs: int) -> int:
+        """Tiles of so many columns that cover all groups; the last of each group may be masked."""
+        return sum(ceil_div(columns, outputs) for columns, _ in self.groups)
+
+    def row_traffic(self, blocks: int, rows: int, footprint: Footprint, device: Device) -> int:
+        """Bytes of rows that pass the L2 cache, where each block reads `rows` rows, `prep.passes` times."""
+        passes = self.prep.passes if self.prep else 1
+        size = rows * self.k * self.row_bits // 8
+        if size <= _NEAR_BYTES and footprint.shared_bytes <= 16 << 10:
+            return min(blocks, device.units) * size
+        return blocks * passes * size
+
+    def prep_ops(self, blocks: int, rows: int) -> float:
+        """Instructions that prepare rows: every block does it for itself."""
+        return blocks * rows * self.k * (self.prep.ops * self.prep.passes if self.prep else 0)
+
+
+def product(region: Region, roles: LinearRoles, sizes: Sizes) -> Product:
+    """The numbers of a matched region."""
+    x = region.value(roles.x).type
+    weight = region.value(roles.groups[0].weights[0]).type
+    return Product(
+        rows=x.elements(sizes) // x.row_width,
+        k=roles.k,
+        groups=tuple((_columns(region, g.anchors[0]), len(g.anchors)) for g in roles.groups),
+        row_bits=x.dtype.bits,
+        weight_bits=weight.dtype.bits,
+        math="bfloat16" if x.dtype.bits == weight.dtype.bits == 16 else "float32",
+        prep=row_prep(region, roles),
+        finish_ops=2 + sum(_flops(n) for g in roles.groups for n in g.epilogue),
+        bytes=region_bytes(region, sizes),
+        flops=region_flops(region, sizes),
+    )
+
+
+def _columns(region: Region, anchor: Node) -> int:
+    return region.value(anchor.outputs[0]).type.row_width
+
+
+def _flops(node: Node) -> int:
+    return int(getattr(getattr(node.op, "expr", None), "flops", 1))

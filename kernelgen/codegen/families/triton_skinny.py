@@ -1,0 +1,134 @@
+"""Owns the product of few rows (up to 64): weights staged through shared memory, tensor cores, columns on the long side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelgen.codegen.families.triton_block import (
+    WARP,
+    Footprint,
+    ceil_div,
+    frame_registers,
+    next_power_of_two,
+)
+from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_product import Product
+from kernelgen.codegen.families.triton_time import (
+    NEAR_LATENCY_US,
+    REDUCE_US,
+    TICKET_US,
+    Demand,
+    Grid,
+    Timing,
+    timing,
+)
+from kernelgen.hw.device import Device
+from kernelgen.planner.family import Refusal
+
+MOST_ROWS = 64
+_LEAST_ROWS = 16  # the short side of a tensor core product; fewer rows are padded
+_TENSOR_SHARE = 0.4  # of the rate of a large product: tiles are small and wait for memory. Assumed.
+
+
+@dataclass(frozen=True)
+class SkinnyTile:
+    """A block computes `outputs` columns of all rows over one of `splits` parts of K, `depth` at a time."""
+
+    outputs: int
+    depth: int
+    splits: int
+    stages: int
+    warps: int
+
+    def padded_rows(self, problem: Product) -> int:
+        """Rows that the tensor cores see."""
+        return max(_LEAST_ROWS, next_power_of_two(problem.rows))
+
+    def steps(self, problem: Product) -> int:
+        """Steps of a block over its part of K."""
+        return ceil_div(ceil_div(problem.k, self.depth), self.splits)
+
+    def footprint(self, problem: Product) -> Footprint:
+        """Shared memory: `stages` steps of weights and rows. Registers: float32 sums and one step's operands."""
+        wide = self.outputs * problem.most_matrices
+        rows, threads = self.padded_rows(problem), self.warps * WARP
+        step = self.depth * (wide * problem.weight_bits + rows * problem.row_bits) // 8
+        sums, operands = wide * rows / threads, (wide + rows) * 16 / threads
+        return Footprint(self.warps, frame_registers(sums + operands), self.stages * step)
+
+    def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
+        """Limits of the block, and splits or warps that would be idle."""
+        found = list(self.footprint(problem).problems(device))
+        if problem.rows > MOST_ROWS:
+            found.append(f"{problem.rows} rows, a tile holds at most {MOST_ROWS}")
+        if self.depth > max(64, next_power_of_two(problem.k)):
+            found.append(f"a step is longer than the row of {problem.k}")
+        if self.splits > 1 and self.steps(problem) < self.stages:
+            found.append(f"K = {problem.k} has fewer steps for each split than are in flight")
+        if self.outputs * problem.most_matrices < 16 * self.warps // 4:
+            found.append("fewer than 16 columns for four warps")
+        return tuple(found)
+
+    def partial_bytes(self, problem: Product) -> int:
+        """float32 sums of all splits."""
+        if self.splits == 1:
+            return 0
+        return self.splits * problem.rows * problem.weight_rows * 4
+
+    def time(self, problem: Product, device: Device) -> Timing:
+        """Weights from memory once; each block reads (and prepares) its part of all rows."""
+        tiles, footprint = problem.tiles(self.outputs), self.footprint(problem)
+        blocks, rows = tiles * self.splits, self.padded_rows(problem)
+        weights = problem.weight_rows * problem.k
+        traffic = problem.row_traffic(tiles, problem.rows, footprint, device)
+        waits = 2 if problem.prep and problem.prep.passes > 1 else 1
+        grid = Grid(
+            blocks=blocks,
+            footprint=footprint,
+            steps=self.steps(problem),
+            in_flight=max(1, self.stages - 1),
+            ahead=True,
+            lead_us=waits * NEAR_LATENCY_US + (waits - 1) * REDUCE_US,
+            tail_us=REDUCE_US + (TICKET_US if self.splits > 1 else 0.0),
+        )
+        demand = Demand(
+            memory_bytes=problem.bytes,
+            cache_bytes=weights * problem.weight_bits // 8
+            + traffic
+            + 2 * self.partial_bytes(problem),
+            vector_ops=problem.prep_ops(tiles, problem.rows)
+            + problem.weight_rows * problem.rows * problem.finish_ops * self.splits,
+            tensor_flops=2.0 * weights * rows,
+            tensor_dtype=problem.math,
+            tensor_share=_TENSOR_SHARE,
+        )
+        return timing(grid, demand, device)
+
+    def masks(self, problem: Product) -> tuple[str, ...]:
+        """Rows are padded to the tensor cores' side; the last step and the last block may be partly empty."""
+        columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
+        return (
+            *masked("rows", problem.rows, self.padded_rows(problem)),
+            *masked("depth", problem.k, self.depth),
+            *(note for notes in columns for note in notes),
+        )
+
+
+def space() -> Iterator[SkinnyTile]:
+    """All tiles, those without splits first."""
+    for splits in (1, 2, 4, 8):
+        for outputs in (64, 32, 128, 16):
+            for depth in (128, 64, 256):
+                for stages in (4, 3, 5, 6):
+                    for warps in (4, 8):
+                        yield SkinnyTile(outputs, depth, splits, stages, warps)
+
+
+@lru_cache(maxsize=4096)
+def skinny(problem: Product, device: Device) -> Best[Product] | Refusal:
+    """The best tile for a problem; refused above 64 rows."""
+    if problem.rows > MOST_ROWS:
+        return Refusal(f"{problem.rows} rows, a tile holds at most {MOST_ROWS}")
+    return best(space(), problem, device)

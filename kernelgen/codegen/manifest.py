@@ -1,0 +1,213 @@
+"""Owns `manifest.json` and `kernels.json`: what a build tells its runtime and its checkers (docs/abi.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.codegen.cpp.program import CppProgram
+from kernelgen.codegen.weights import BoundWeight
+from kernelgen.core.digest import digest_json
+from kernelgen.ir.codec import block_to_json
+from kernelgen.ir.op import Trait
+from kernelgen.ir.subgraph import sub_block
+from kernelgen.planner.caches import PAGE_TOKENS
+from kernelgen.planner.plan import Kernel
+from kernelgen.spec.model import ModelSpec
+
+SCHEMA = 1
+ABI = 1
+_STORED = ["BF16", "F16", "F32"]
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """A tensor that the checkpoint must hold, and the parameter that it fills."""
+
+    name: str
+    shape: tuple[int, ...]
+    parameter: str
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who made what: the head of a manifest."""
+
+    name: str
+    version: str
+    generator: str
+    activation_dtype: str
+    toolchain: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Library:
+    """One compiled library: where it lies in the build, and whether its instruction set was at hand to be run."""
+
+    isa: str
+    path: str
+    measured: bool
+
+
+def manifest(
+    identity: Identity,
+    spec: ModelSpec,
+    program: CppProgram,
+    libraries: Sequence[Library],
+    tensors: Sequence[CheckpointTensor],
+    ignored: Sequence[str],
+) -> dict[str, Any]:
+    """The manifest as JSON data; equal inputs give equal data."""
+    of_parameter = {t.parameter: t for t in tensors}
+    return {
+        "schema": SCHEMA,
+        "abi": ABI,
+        "name": identity.name,
+        "version": identity.version,
+        "generator": identity.generator,
+        "architecture": spec.architecture,
+        "activation_dtype": identity.activation_dtype,
+        "model": _semantics(spec),
+        "targets": [
+            {
+                "target": "cpu",
+                "libraries": [
+                    {"isa": lib.isa, "path": lib.path, "measured": lib.measured} for lib in libraries
+                ],
+            }
+        ],
+        "tensors": [{"name": t.name, "shape": list(t.shape), "dtypes": _STORED} for t in tensors],
+        "ignored": list(ignored),
+        "weights": [_weight(w, of_parameter) for w in program.weights],
+        "cache": _cache(program),
+        "args": _args(program),
+        "plans": [
+            {"id": i, "phase": p.phase, "size": p.size, "workspace_bytes": p.workspace_bytes}
+            for i, p in enumerate(program.plans)
+        ],
+        "chat": {"eos_token_ids": list(spec.eos_ids), "bos_token_id": spec.bos_id},
+        "hashes": {
+            "spec": digest_json(repr(spec)),
+            "plans": digest_json([p.to_json() for p in program.plans]),
+            "sources": {path: digest_json(text) for path, text in sorted(program.units.items())},
+        },
+        "toolchain": dict(identity.toolchain),
+        "coverage": {f"{p.phase} {p.size}": p.coverage() for p in program.plans},
+    }
+
+
+def kernel_list(program: CppProgram) -> list[dict[str, Any]]:
+    """`kernels.json`: every kernel with its operands and its own piece of graph, for checkers."""
+    return [
+        {
+            "name": source.kernel.name,
+            "family": source.kernel.match.family.name,
+            "variant": source.kernel.match.variant,
+            "source": source.path,
+            "ops": list(source.kernel.ops),
+            "phases": sorted(
+                {p.phase for p in program.plans for k in p.kernels if k.name == source.kernel.name}
+            ),
+            "signature": [
+                {
+                    "role": o.role,
+                    "name": o.name,
+                    "dtype": o.dtype,
+                    "shape": list(o.shape),
+                    "layout": o.layout,
+                }
+                for o in source.signature
+            ],
+            "graph": sub_graph(source.kernel),
+        }
+        for source in program.kernels
+    ]
+
+
+def sub_graph(kernel: Kernel) -> dict[str, Any]:
+    """What a kernel computes, as a block of its own; views of what it reads belong to it."""
+    region = kernel.match.region
+    block = region.network.block
+    names = set(kernel.ops)
+    chosen = {i for i, node in enumerate(block.nodes) if node.name in names}
+    wanted = {name for i in chosen for name in block.nodes[i].inputs}
+    for i in reversed(range(len(block.nodes))):
+        node = block.nodes[i]
+        if node.op.has(Trait.VIEW) and node.outputs[0] in wanted:
+            chosen.add(i)
+            wanted |= set(node.inputs)
+    return block_to_json(sub_block(block, kernel.name, chosen, region.outputs))
+
+
+def _semantics(spec: ModelSpec) -> dict[str, Any]:
+    """What a runtime, or a person, may want to know of the model; equal layers are said once."""
+    kinds, of_layer = spec.kinds()
+    return {
+        "layers": len(spec.layers),
+        "hidden": spec.hidden,
+        "vocab": spec.vocab,
+        "max_positions": spec.max_positions,
+        "norm_eps": spec.norm_eps,
+        "tied_head": spec.tied_head,
+        "embedding_multiplier": spec.embedding_multiplier,
+        "logits_scaling": spec.logits_scaling,
+        "kinds": [
+            {
+                "heads": k.attention.heads,
+                "kv_heads": k.attention.kv_heads,
+                "head_dim": k.attention.head_dim,
+                "scale": k.attention.scale,
+                "window": k.attention.window,
+                "sinks": k.attention.sinks,
+                "qk_norm": k.attention.qk_norm,
+                "rope_theta": None if k.attention.rope is None else k.attention.rope.theta,
+                "intermediate": k.mlp.intermediate,
+                "norm_eps": k.norm_eps,
+                "residual_multiplier": k.residual_multiplier,
+            }
+            for k in kinds
+        ],
+        "kind_of_layer": list(of_layer),
+    }
+
+
+def _weight(weight: BoundWeight, tensors: Mapping[str, CheckpointTensor]) -> dict[str, Any]:
+    common = {"name": weight.name, "dtype": weight.dtype, "shape": list(weight.shape)}
+    if weight.table is not None:
+        table = weight.table
+        rope = {"inv_freq": list(table.inv_freq), "scale": table.scale, "positions": table.positions}
+        return {**common, "source": {"rope": rope}}
+    rows, cols = (*weight.matrix, 1)[:2]
+    part = {"tensor": tensors[weight.name].name, "rows": rows, "cols": cols}
+    return {**common, "source": "checkpoint", "layout": weight.layout, "interleave": 0, "parts": [part]}
+
+
+def _cache(program: CppProgram) -> dict[str, Any]:
+    return {
+        "page_tokens": PAGE_TOKENS,
+        "page_bytes": program.cache.page_bytes,
+        "groups": [
+            {
+                "name": g.name,
+                "kind": "full" if g.window is None else "window",
+                "window": g.window,
+                "layers": list(g.layers),
+            }
+            for g in program.cache.groups
+        ],
+    }
+
+
+def _args(program: CppProgram) -> dict[str, Any]:
+    args = program.args
+    return {
+        "words": args.words,
+        "max_tokens": args.max_tokens,
+        "max_rows": args.max_rows,
+        "max_pages": args.max_pages,
+        "fields": [
+            {"name": f.name, "offset": f.offset, "shape": list(f.shape), "bits": f.bits}
+            for f in args.fields
+        ],
+    }

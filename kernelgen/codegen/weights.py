@@ -1,0 +1,63 @@
+"""Owns the list of bound weights: every parameter in the layout that the plans ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+from kernelgen.codegen.families.cpp import PANEL
+from kernelgen.core.errors import KernelgenError
+from kernelgen.ir.graph import Graph, Table
+from kernelgen.ir.parameters import parameters
+from kernelgen.planner.plan import Plan
+
+
+@dataclass(frozen=True)
+class BoundWeight:
+    """One buffer that the loader fills. `matrix` is the checkpoint's shape, `shape` that after the layout."""
+
+    name: str
+    dtype: str
+    matrix: tuple[int, ...]
+    shape: tuple[int, ...]
+    layout: str
+    table: Table | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of the buffer, padding included."""
+        return prod(self.shape)
+
+
+def demanded_layouts(plans: Iterable[Plan]) -> dict[str, str]:
+    """Weight (as named in its block) → layout. Two kernels that demand different ones are our own mistake."""
+    found: dict[str, str] = {}
+    for plan in plans:
+        for kernel in plan.kernels:
+            for name, layout in kernel.match.layouts.items():
+                if found.setdefault(name, layout) != layout:
+                    raise KernelgenError(f"{name} is wanted both as {found[name]} and as {layout}")
+    return found
+
+
+def bound_weights(graph: Graph, layouts: dict[str, str]) -> tuple[BoundWeight, ...]:
+    """All parameters in order of first use, then the tables."""
+    found = []
+    for parameter in parameters(graph):
+        matrix = tuple(d for d in parameter.type.shape if isinstance(d, int))
+        local = parameter.template.removeprefix("layers.{layer}.")
+        layout, dtype = layouts.get(local, "rows"), parameter.type.dtype.name
+        shape = panel_shape(matrix, dtype) if layout == "panel" else matrix
+        found.append(BoundWeight(parameter.name, dtype, matrix, shape, layout))
+    for table in graph.tables:
+        shape = tuple(d for d in table.type.shape if isinstance(d, int))
+        found.append(BoundWeight(table.name, table.type.dtype.name, shape, shape, "rows", table))
+    return tuple(found)
+
+
+def panel_shape(matrix: tuple[int, ...], dtype: str) -> tuple[int, ...]:
+    """`[N, K]` in panels of 32 outputs: `[N/32, K/2, 32, 2]` for bfloat16, `[N/32, K, 32]` for float32, K made even."""
+    n, k = matrix
+    panels, pairs = -(-n // PANEL), -(-k // 2)
+    return (panels, pairs, PANEL, 2) if dtype == "bfloat16" else (panels, 2 * pairs, PANEL)

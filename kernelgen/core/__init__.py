@@ -1,0 +1,1 @@
+"""Leaf of the import order: errors, dtypes, digests, JSON, file writing, shipped resources."""

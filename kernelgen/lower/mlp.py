@@ -1,0 +1,31 @@
+"""Owns the gated MLP and the scalar functions it may use."""
+
+from __future__ import annotations
+
+import math
+
+from kernelgen.ir.expr import Expr, arg, call
+from kernelgen.lower.linear import linear
+from kernelgen.lower.scope import Scope
+from kernelgen.ops import Pointwise
+from kernelgen.spec.model import Activation, MlpSpec
+
+
+def activation_expr(activation: Activation, x: Expr) -> Expr:
+    """The scalar function as an expression of `x`."""
+    if activation is Activation.SILU:
+        return call("silu", x)
+    if activation is Activation.RELU2:
+        positive = call("max", x, 0.0)
+        return positive * positive
+    inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+    return x * 0.5 * (call("tanh", inner) + 1.0)
+
+
+def gated_mlp(scope: Scope, name: str, x: str, spec: MlpSpec) -> str:
+    """`down(act(gate(x)) · up(x))`, as wide as `x`; act and product are one rounding."""
+    gate = linear(scope, f"{name}.gate", x, spec.intermediate, bias=spec.bias)
+    up = linear(scope, f"{name}.up", x, spec.intermediate, bias=spec.bias)
+    expr = activation_expr(spec.activation, arg(0)) * arg(1)
+    inner = scope.apply(f"{name}.act", Pointwise(expr, scope.numerics.activation), gate, up)
+    return linear(scope, f"{name}.down", inner, scope.width(x), bias=spec.bias)

@@ -1,0 +1,98 @@
+"""Owns `ModelSpec`: what a model computes, in numbers, enums and checked identifiers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from kernelgen.core.dtypes import DType
+from kernelgen.spec.rope import RopeSpec
+
+
+class Activation(Enum):
+    """Scalar functions of an MLP; values are the names that `hidden_act` uses."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_pytorch_tanh"
+    RELU2 = "relu2"
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Grouped-query attention of one layer; `window = None` sees every earlier token."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    """factor of q·k before the softmax"""
+    rope: RopeSpec | None
+    """None: positions are not encoded in this layer"""
+    window: int | None = None
+    """position t sees t − window + 1 … t"""
+    sinks: bool = False
+    """a learned logit for each head joins the softmax's denominator"""
+    qk_norm: bool = False
+    """root-mean-square norm over each head of q and k, before the rotation"""
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """Gated MLP: `down(act(gate(x)) · up(x))`."""
+
+    intermediate: int
+    activation: Activation
+    bias: bool = False
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One decoder layer; equal layers are lowered, planned and compiled once."""
+
+    attention: AttentionSpec
+    mlp: MlpSpec
+    norm_eps: float
+    residual_multiplier: float = 1.0
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """Keys and values that one layer keeps."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A decoder-only model; `architecture` is the checked name of the folder that read it."""
+
+    architecture: str
+    layers: tuple[LayerSpec, ...]
+    hidden: int
+    vocab: int
+    max_positions: int
+    norm_eps: float
+    """of the last norm, before the head"""
+    tied_head: bool
+    """the head multiplies with the embedding table"""
+    stored: DType
+    """what the checkpoint's matrices are stored in"""
+    embedding_multiplier: float = 1.0
+    logits_scaling: float = 1.0
+    """logits are divided by it"""
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+
+    def kinds(self) -> tuple[tuple[LayerSpec, ...], tuple[int, ...]]:
+        """The distinct layers in order of first use, and for each layer the number of its kind."""
+        numbers: dict[LayerSpec, int] = {}
+        by_identity: dict[int, int] = {}  # layers are mostly one shared object: hash it once
+        for layer in self.layers:
+            if id(layer) not in by_identity:
+                by_identity[id(layer)] = numbers.setdefault(layer, len(numbers))
+        return tuple(numbers), tuple(by_identity[id(layer)] for layer in self.layers)

@@ -1,0 +1,1 @@
+"""Owns checking kernels and models against their references, and the records of what was found."""

@@ -1,0 +1,8 @@
+"""Owns `python -m kernelgen_runtime`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

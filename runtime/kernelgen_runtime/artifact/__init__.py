@@ -1,0 +1,1 @@
+"""Owns opening a built artifact: manifest, checks, and the library for this processor."""

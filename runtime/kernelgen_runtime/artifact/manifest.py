@@ -1,0 +1,170 @@
+"""Owns the types of `manifest.json`: what the compiler promises, what the runtime provides."""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+PAGE_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Library:
+    """One compiled library of the artifact; `path` is relative to the manifest."""
+
+    isa: str
+    path: str
+    measured: bool
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor that the checkpoint must hold."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A checkpoint tensor seen as a matrix of `rows` x `cols`."""
+
+    tensor: str
+    rows: int
+    cols: int
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary table to compute: cos and sin of position x inv_freq, times scale."""
+
+    inv_freq: tuple[float, ...]
+    scale: float
+    positions: int
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One buffer to bind: made of checkpoint `parts` in `layout`, or a computed `rope` table."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    layout: str
+    parts: tuple[Part, ...]
+    interleave: int
+    rope: Rope | None
+
+    @property
+    def matrix_shape(self) -> tuple[int, int]:
+        """Rows (interleave padding included) and columns of the parts put together."""
+        if not self.interleave:
+            return sum(part.rows for part in self.parts), self.parts[0].cols
+        unit = self.interleave
+        return -(-self.parts[0].rows // unit) * unit * len(self.parts), self.parts[0].cols
+
+
+@dataclass(frozen=True)
+class CacheGroup:
+    """Layers that keep the same tokens: all of them, or the last `window`."""
+
+    name: str
+    window: int | None
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CacheSchema:
+    """The paged cache: one pool whose pages serve every group."""
+
+    page_bytes: int
+    groups: tuple[CacheGroup, ...]
+
+    def token_bytes(self, group: CacheGroup) -> int:
+        """Return the bytes of keys and values that one token of `group` holds in all its layers."""
+        places = max(len(g.layers) for g in self.groups)
+        return self.page_bytes // places // PAGE_TOKENS * len(group.layers)
+
+
+@dataclass(frozen=True)
+class ArgsField:
+    """One field of the int32 `args` tensor; `offset` in words."""
+
+    name: str
+    offset: int
+    shape: tuple[int, ...]
+    bits: str
+
+
+@dataclass(frozen=True)
+class ArgsSchema:
+    """Layout and capacities of the `args` tensor."""
+
+    words: int
+    max_tokens: int
+    max_rows: int
+    max_pages: int
+    fields: tuple[ArgsField, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One compiled step: `size` requests of one token each (decode) or `size` tokens (mixed)."""
+
+    id: int
+    phase: str
+    size: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything of `manifest.json` that the runtime acts on."""
+
+    name: str
+    version: str
+    architecture: str
+    activation_dtype: str
+    vocab: int
+    max_positions: int
+    libraries: tuple[Library, ...]
+    tensors: tuple[TensorSpec, ...]
+    ignored: tuple[str, ...]
+    weights: tuple[Weight, ...]
+    cache: CacheSchema
+    args: ArgsSchema
+    plans: tuple[Plan, ...]
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest sequence that positions and block tables can express."""
+        return min(self.max_positions, self.args.max_pages * PAGE_TOKENS)
+
+    @cached_property
+    def ignored_pattern(self) -> re.Pattern[str]:
+        """One expression that matches every checkpoint name that carries nothing."""
+        return re.compile("|".join(f"(?:{text})" for text in self.ignored) or r"(?!)")
+
+
+def panel_shape(rows: int, cols: int, dtype: str) -> tuple[int, ...]:
+    """Return the shape of a [rows, cols] matrix in panel layout."""
+    panels, pairs = -(-rows // 32), -(-cols // 2)
+    return (panels, pairs, 32, 2) if dtype == "bfloat16" else (panels, 2 * pairs, 32)
+
+
+def laid_out_shape(weight: Weight) -> tuple[int, ...]:
+    """Return the shape that `weight` must have by its parts and layout."""
+    if weight.rope is not None:
+        return (weight.rope.positions, 2, len(weight.rope.inv_freq))
+    rows, cols = weight.matrix_shape
+    if weight.layout == "panel":
+        return panel_shape(rows, cols, weight.dtype)
+    return (rows,) if cols == 1 and len(weight.shape) == 1 else (rows, cols)
+
+
+def elements(shape: tuple[int, ...]) -> int:
+    """Return the number of elements of a tensor."""
+    return math.prod(shape)

@@ -1,0 +1,88 @@
+"""Owns the command line: `run` and `logits`; everything heavy is imported after parsing."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from .errors import KernelgenRuntimeError
+
+INTERRUPTED = 5
+
+
+def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
+    """Run a command and return its exit code. `artifact` given: the command line names none."""
+    options = build_parser(artifact).parse_args(argv)
+    try:
+        if options.command == "logits":
+            from .commands.logits import logits
+
+            return logits(options)
+        from .commands.run import run
+
+        return run(options)
+    except KernelgenRuntimeError as error:
+        if options.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away: nothing is left to say, and no one to say it to.
+        sys.stderr.close()
+        return 1
+
+
+def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser of every option."""
+    parser = argparse.ArgumentParser(
+        prog="kernelgen_runtime", description="Run a model that kernelgen built."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="generate text and show how fast it went")
+    logits = commands.add_parser("logits", help="write the logits of recorded cases")
+    for command in (run, logits):
+        if artifact is None:
+            command.add_argument("artifact", help="build folder, installed package or .whl file")
+        command.add_argument(
+            "--weights", required=True, metavar="DIR", help="checkpoint folder, or random[:SEED]"
+        )
+        command.add_argument("--threads", type=int, metavar="N", help="worker threads")
+        command.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+        command.add_argument(
+            "--max-num-batched-tokens", type=int, metavar="N", help="most tokens of one step"
+        )
+        command.add_argument(
+            "--kv-cache-memory-bytes", type=int, metavar="N", help="memory of the cache"
+        )
+        command.add_argument("--debug", action="store_true", help="show tracebacks")
+        command.set_defaults(**({} if artifact is None else {"artifact": artifact}))
+    _add_run_options(run)
+    logits.add_argument("--cases", required=True, metavar="IN.npz", help="recorded cases")
+    logits.add_argument("--out", required=True, metavar="OUT.npz", help="file to write")
+    logits.add_argument("--chunk", type=int, metavar="N", help="most prompt tokens of one step")
+    logits.add_argument("--batch", action="store_true", help="all cases in one batch")
+    return parser
+
+
+def _add_run_options(run: argparse.ArgumentParser) -> None:
+    prompt = run.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="what to answer")
+    prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids, used as they are")
+    prompt.add_argument("--interactive", action="store_true", help="chat on the terminal")
+    run.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    run.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
+    run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
+    run.add_argument("--top-k", type=int, metavar="K", help="0 is off")
+    run.add_argument("--top-p", type=float, metavar="P", help="1 is off")
+    run.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
+    run.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it")
+    run.add_argument("--ignore-eos", action="store_true", help="go on until --max-tokens")
+    run.add_argument("--json", action="store_true", help="print one JSON object")
+    run.add_argument(
+        "--bandwidth-seconds",
+        type=float,
+        default=0.3,
+        metavar="S",
+        help="time to measure the read bandwidth, 0 leaves it out",
+    )

@@ -1,0 +1,1 @@
+"""Owns what the sub-commands do once their options are parsed."""

@@ -1,0 +1,50 @@
+"""Owns the figures under an answer: both clocks of the start, tokens/s, achieved bandwidth."""
+
+from ..generation import Output
+from ..llm import LLM
+
+Figures = dict[str, float | int | None]
+
+
+def figures(
+    llm: LLM, output: Output, process_start: float, imports_done: float, bandwidth: float | None
+) -> Figures:
+    """Return everything measured, in seconds, tokens/s and GB/s; None where it was not."""
+    times, meter = output.timings, llm.engine.meter
+    achieved = meter.bytes / meter.seconds / 1e9 if meter.seconds else None
+    prefill_seconds = times.first_token - times.scheduled
+    return {
+        "prompt_tokens": len(output.prompt_ids),
+        "output_tokens": len(output.token_ids),
+        "threads": llm.threads,
+        "load_seconds": llm.weights.seconds,
+        "first_token_seconds_from_process_start": times.first_token - process_start,
+        "first_token_seconds_from_imports_done": times.first_token - imports_done,
+        "prefill_seconds": prefill_seconds,
+        "prefill_tokens_per_second": len(output.prompt_ids) / prefill_seconds,
+        "decode_steps": meter.steps,
+        "decode_tokens_per_second": meter.tokens / meter.seconds if meter.seconds else None,
+        "decode_bytes_per_step": meter.bytes // meter.steps if meter.steps else None,
+        "achieved_gb_per_second": achieved,
+        "read_bandwidth_gb_per_second": bandwidth,
+        "share_of_read_bandwidth": achieved / bandwidth if achieved and bandwidth else None,
+    }
+
+
+def figure_lines(measured: Figures) -> list[str]:
+    """Return `measured` as lines for a reader."""
+    lines = [
+        "first token {first_token_seconds_from_process_start:.2f} s after process start, "
+        "{first_token_seconds_from_imports_done:.2f} s after imports",
+        "prefill {prompt_tokens} tokens, {prefill_tokens_per_second:.1f} tokens/s",
+    ]
+    if measured["decode_steps"]:
+        lines.append(
+            "decode {decode_steps} tokens, {decode_tokens_per_second:.1f} tokens/s, "
+            "{threads} threads"
+        )
+        line = "read {achieved_gb_per_second:.1f} GB/s of weights and cache"
+        if measured["read_bandwidth_gb_per_second"]:
+            line += ", {share_of_read_bandwidth:.0%} of {read_bandwidth_gb_per_second:.1f} measured"
+        lines.append(line)
+    return [line.format(**measured) for line in lines]

@@ -1,0 +1,122 @@
+"""Owns the `run` command: one prompt or a conversation, streamed, with figures at the end."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..clock import process_start
+from ..errors import RequestError, shown
+from ..generation import Output
+from ..llm import LLM
+from ..sample.params import SamplingParams
+from .figures import figure_lines, figures
+
+IMPORTS_DONE = time.perf_counter()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer `options.prompt` or chat; return the exit code."""
+    llm = LLM(
+        options.artifact,
+        options.weights,
+        max_num_seqs=1,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_model_len=options.max_model_len,
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        threads=options.threads,
+    )
+    params = sampling_params(llm, options)
+    if options.interactive:
+        return chat(llm, params, options.raw)
+    output = answer(llm, prompt_ids(llm, options), params, silent=options.json)
+    bandwidth = None
+    if options.bandwidth_seconds > 0:
+        bandwidth = llm.library.read_bandwidth(options.bandwidth_seconds)
+    measured = figures(llm, output, process_start(), IMPORTS_DONE, bandwidth)
+    if options.json:
+        shown_output = {
+            "text": output.text,
+            "token_ids": output.token_ids,
+            "finish_reason": output.finish_reason,
+            "stop_reason": output.stop_reason,
+        }
+        print(json.dumps(shown_output | measured))
+    else:
+        print("\n".join(["", *figure_lines(measured)]))
+    return 0
+
+
+def sampling_params(llm: LLM, options: argparse.Namespace) -> SamplingParams:
+    """Return the checkpoint's generation defaults with what the command line says instead."""
+    params = SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=llm.defaults.temperature,
+        top_k=llm.defaults.top_k,
+        top_p=llm.defaults.top_p,
+        seed=options.seed,
+        stop=tuple(options.stop),
+        ignore_eos=options.ignore_eos,
+    )
+    given = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+    return replace(params, **{name: value for name, value in given.items() if value is not None})
+
+
+def prompt_ids(llm: LLM, options: argparse.Namespace) -> list[int]:
+    """Return the ids of the prompt, with the chat template unless --raw. Raises RequestError."""
+    if options.prompt_ids is not None:
+        try:
+            return [int(word) for word in options.prompt_ids.split(",")]
+        except ValueError:
+            raise RequestError(
+                f"--prompt-ids: must be whole numbers with commas, is {shown(options.prompt_ids)}"
+            ) from None
+    if llm.folder is None:
+        # Made-up weights answer nonsense: bytes as ids give a prompt of the right length.
+        return [byte % llm.manifest.vocab for byte in options.prompt.encode()]
+    if options.raw or llm.chat_template is None:
+        return llm.tokenizer.encode(options.prompt, add_special_tokens=True)
+    return llm.chat_ids([{"role": "user", "content": options.prompt}])
+
+
+def answer(llm: LLM, ids: Sequence[int], params: SamplingParams, silent: bool = False) -> Output:
+    """Generate for `ids`, writing text to stdout as it comes; ids where there is no tokenizer."""
+    generation = llm.stream(ids, params)
+    for piece in generation:
+        if not silent:
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    output = generation.output()
+    if not silent:
+        end = "\n" if output.text is not None else " ".join(map(str, output.token_ids)) + "\n"
+        sys.stdout.write(end)
+        sys.stdout.flush()
+    return output
+
+
+def chat(llm: LLM, params: SamplingParams, raw: bool) -> int:
+    """Answer lines of stdin until its end; the conversation so far is the prompt of each."""
+    messages: list[dict[str, str]] = []
+    while True:
+        if sys.stdin.isatty():
+            sys.stderr.write("> ")
+            sys.stderr.flush()
+        line = sys.stdin.readline()
+        if not line:
+            return 0
+        if not line.strip():
+            continue
+        messages.append({"role": "user", "content": line.rstrip("\n")})
+        if raw or llm.chat_template is None:
+            ids = llm.tokenizer.encode(line.rstrip("\n"), add_special_tokens=True)
+        else:
+            ids = llm.chat_ids(messages)
+        try:
+            output = answer(llm, ids, params)
+        except RequestError as error:
+            sys.stderr.write(f"{error}; the conversation starts anew\n")
+            messages = []
+            continue
+        messages.append({"role": "assistant", "content": output.text or ""})

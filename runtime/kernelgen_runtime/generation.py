@@ -1,0 +1,80 @@
+"""Owns one prompt on its way: its request, the text it has so far, and its result."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .engine import Engine
+from .schedule.request import Request, Timings
+from .text.detokenize import GrowingText
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one prompt gave. `text` is None where the weights came without a tokenizer."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: str
+    stop_reason: int | str | None
+    timings: Timings
+
+
+class Generation:
+    """A request and its growing text. Iterating runs the engine and yields text pieces."""
+
+    def __init__(self, engine: Engine, request: Request, text: GrowingText | None) -> None:
+        self.request = request
+        self._engine, self._text = engine, text
+        self._pushed = request.prompt_tokens
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no more tokens will come."""
+        return self.request.finish_reason is not None
+
+    def __iter__(self) -> Iterator[str]:
+        """Queue the request and run it, alone or beside others; leaving early aborts it."""
+        self._engine.add(self.request)
+        try:
+            while not self.is_finished:
+                if self.request in self._engine.step() and (piece := self.advance()):
+                    yield piece
+            if rest := self.finish():
+                yield rest
+        finally:
+            self.abort()
+
+    def advance(self) -> str:
+        """Take the ids that came since the last call; end the request at a stop string."""
+        new, self._pushed = self.request.tokens[self._pushed :], len(self.request.tokens)
+        return self._shown(self._text.push(new)) if self._text is not None else ""
+
+    def finish(self) -> str:
+        """Return the text that was held back; the request has ended."""
+        return self._shown(self._text.finish()) if self._text is not None else ""
+
+    def abort(self, reason: str = "abort") -> None:
+        """End the request, if it has not ended."""
+        if not self.is_finished:
+            self._engine.abort(self.request, reason)
+
+    def output(self) -> Output:
+        """Return the result; complete once the request has ended."""
+        request = self.request
+        return Output(
+            prompt_ids=tuple(request.tokens[: request.prompt_tokens]),
+            token_ids=tuple(request.output_ids),
+            text=None if self._text is None else self._text.text,
+            finish_reason=request.finish_reason or "",
+            stop_reason=request.stop_reason,
+            timings=request.timings,
+        )
+
+    def _shown(self, piece: str) -> str:
+        assert self._text is not None
+        if self._text.stopped_by is not None:
+            self.abort()
+            self.request.finish_reason = "stop"
+            self.request.stop_reason = self._text.stopped_by
+        return piece

@@ -1,0 +1,97 @@
+"""Owns writing the int32 `args` tensor of a step, as the manifest lays it out."""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ..artifact.manifest import ArgsSchema, Plan, elements
+from ..memory.cache import CacheTables
+from ..memory.groups import pages_of
+from ..schedule.request import Request
+from ..schedule.step import Step
+
+Ints = npt.NDArray[np.int32]
+
+
+class SlotSampling:
+    """Sampling parameters by slot, rewritten when a slot has a new owner."""
+
+    def __init__(self, slots: int) -> None:
+        self.temperature = np.zeros(slots, np.float32)
+        self.top_p = np.ones(slots, np.float32)
+        self.top_k = np.zeros(slots, np.int32)
+        self._seed = np.zeros(slots, np.int64)
+        self.seed_words: Ints = self._seed.view("<i4").reshape(slots, 2)
+        self._owner: list[Request | None] = [None] * slots
+
+    def own(self, slot: int, request: Request) -> None:
+        """Note that `slot` belongs to `request`."""
+        if self._owner[slot] is request:
+            return
+        self._owner[slot] = request
+        self.temperature[slot] = request.params.temperature
+        self.top_p[slot] = request.params.top_p
+        self.top_k[slot] = request.params.top_k
+        self._seed[slot] = request.seed
+
+
+class ArgsWriter:
+    """The `args` tensor and NumPy views of its fields; `tensor` is what a step gets."""
+
+    def __init__(self, schema: ArgsSchema, slots: int) -> None:
+        words = np.zeros(schema.words, np.int32)
+        self.tensor = torch.from_numpy(words)
+        self.fields: dict[str, Ints] = {}
+        for field in schema.fields:
+            span = words[field.offset : field.offset + elements(field.shape)].reshape(field.shape)
+            self.fields[field.name] = span.view(np.float32) if field.bits == "float32" else span
+        self._max_rows = schema.max_rows
+        self._sampling = SlotSampling(slots)
+
+    def write(self, step: Step, plan: Plan, cache: CacheTables) -> None:
+        """Write everything but the logit rows; see `ask`."""
+        count = len(step.rows)
+        last = self._write_rows(step)
+        self._pad(step, plan)
+        slots = self.fields["row_slot"][:count]
+        for name in ("temperature", "top_p", "top_k"):
+            self.fields[name][:count] = getattr(self._sampling, name)[slots]
+        self.fields["seed"][:count] = self._sampling.seed_words[slots]
+        pages = pages_of(last)
+        for group, table in zip(cache.groups, cache.tables, strict=True):
+            self.fields[f"block_table.{group.name}"][:count, :pages] = table[slots, :pages]
+
+    def ask(self, tokens: npt.ArrayLike, rows: npt.ArrayLike) -> None:
+        """Ask logits of token rows `tokens`; `rows` says which request row samples, -1 for none."""
+        asked = np.asarray(tokens, np.int32)
+        self.fields["counts"][2] = len(asked)
+        self.fields["logit_token"][: len(asked)] = asked
+        self.fields["logit_row"][: len(asked)] = rows
+
+    def _write_rows(self, step: Step) -> int:
+        """Write tokens, slots, starts and lengths; return the longest sequence."""
+        ids, slots = self.fields["token_ids"], self.fields["row_slot"]
+        starts, lengths = self.fields["row_query_start"], self.fields["row_seq_len"]
+        position = longest = 0
+        for i, row in enumerate(step.rows):
+            end = row.start + row.count
+            known = row.request.tokens[row.start : end]
+            ids[position : position + len(known)] = known
+            # At most the newest id is still in flight: the step takes it from last_sampled.
+            ids[position + len(known) : position + row.count] = -1
+            slots[i], starts[i], lengths[i] = row.slot, position, end
+            self._sampling.own(row.slot, row.request)
+            position += row.count
+            longest = max(longest, end)
+        return longest
+
+    def _pad(self, step: Step, plan: Plan) -> None:
+        """Write counts, and rows up to the plan's size that do nothing."""
+        rows, stop = len(step.rows), min(plan.size, self._max_rows)
+        self.fields["counts"][:] = (step.tokens, rows, 0, 0)
+        self.fields["row_query_start"][rows : stop + 1] = step.tokens
+        self.fields["row_slot"][rows:stop] = -1
+        self.fields["row_seq_len"][rows:stop] = 0
+        self.fields["logit_row"][:stop] = -1
+        self.fields["temperature"][rows:stop] = 0
+        self.fields["token_ids"][step.tokens : plan.size] = 0

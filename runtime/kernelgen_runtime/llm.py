@@ -1,0 +1,197 @@
+"""Owns the offline interface: an artifact and weights in, text or logits out."""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .artifact.open import Artifact, open_artifact
+from .clock import default_threads
+from .config import resolve_limits
+from .engine import Engine
+from .errors import CapacityError, RequestError, TextError, shown
+from .generation import Generation, Output
+from .launch.library import CompiledLibrary, StepLibrary
+from .launch.plans import plans_in_use
+from .launch.program import Program
+from .memory.cache import CacheTables
+from .memory.pool import PagePool
+from .memory.sizing import cache_pages
+from .sample.params import SamplingParams
+from .schedule.request import Request
+from .schedule.scheduler import Scheduler
+from .scoring import Case, Logits, Score, score
+from .text.detokenize import GrowingText
+from .text.settings import GenerationDefaults, read_chat_template, read_generation_defaults
+from .text.tokenizer import TOKENIZER, TextTokenizer
+from .weights.load import load_weights
+from .weights.random import parse_random
+
+if TYPE_CHECKING:
+    from .text.chat_template import ChatTemplate
+
+
+class LLM:
+    """A built model with its weights, ready to generate.
+
+    `weights` is a checkpoint folder or `random[:SEED]`. `kv_cache_memory_bytes` None gives the
+    cache what one request of `max_model_len` tokens needs. `logit_rows` is how many rows of logits
+    `logits` gets from one step (default: one a request). `library` takes the place of the compiled
+    one. Raises a KernelgenRuntimeError for everything that cannot work.
+    """
+
+    def __init__(
+        self,
+        artifact: str | Path | Artifact,
+        weights: str | Path,
+        *,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int | None = None,
+        max_model_len: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        threads: int | None = None,
+        chunk_tokens: int | None = None,
+        logit_rows: int | None = None,
+        library: StepLibrary | None = None,
+    ) -> None:
+        self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
+        self.manifest = manifest = self.artifact.manifest
+        self.limits = limits = resolve_limits(
+            manifest, max_num_seqs, max_num_batched_tokens, max_model_len, chunk_tokens
+        )
+        plans = plans_in_use(manifest.plans, max_num_seqs, limits.max_num_batched_tokens)
+        self.pages = cache_pages(
+            manifest.cache, kv_cache_memory_bytes, limits.max_model_len, limits.in_flight_tokens
+        )
+        self.threads = default_threads() if threads is None else threads
+        if not 1 <= self.threads <= 256:
+            raise CapacityError(f"threads must be from 1 to 256, is {shown(threads)}")
+        self.library = library or CompiledLibrary(self.artifact)
+        self.library.set_threads(self.threads)
+        self.folder = None if parse_random(str(weights)) is not None else Path(weights)
+        self.weights = load_weights(manifest, weights)
+        tables = CacheTables(
+            manifest.cache.groups, max_num_seqs, manifest.args.max_pages, PagePool(self.pages)
+        )
+        rows = min(logit_rows or max_num_seqs, manifest.args.max_rows)
+        program = Program(self.library, manifest, self.weights.tensors, tables, plans, rows)
+        self._program, self._scheduler = program, Scheduler(limits, tables)
+        self.engine = Engine(manifest, self._scheduler, program)
+        self._requests = 0
+
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Output]:
+        """Generate for every prompt (text, or token ids), batched; outputs in order of prompts.
+
+        Raises RequestError for a prompt that cannot be served, before anything runs.
+        """
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters")
+        generations = [self.stream(*pair) for pair in zip(prompts, params, strict=True)]
+        by_request = {generation.request: generation for generation in generations}
+        for request in by_request:
+            self.engine.add(request)
+        try:
+            while not all(generation.is_finished for generation in generations):
+                for request in self.engine.step():
+                    by_request[request].advance()
+        finally:
+            for generation in generations:
+                generation.abort("error")
+                generation.finish()
+        return [generation.output() for generation in generations]
+
+    def stream(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
+        """Return a generation to iterate over: it yields text as it becomes certain.
+
+        Raises RequestError for a prompt that cannot be served.
+        """
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
+        request = self._request(prompt, params)
+        if not self.has_tokenizer:
+            if params.stop:
+                raise RequestError("stop strings need a tokenizer; use stop_token_ids")
+            return Generation(self.engine, request, None)
+        cut, special = params.include_stop_str_in_output, params.skip_special_tokens
+        text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
+        return Generation(self.engine, request, text)
+
+    def logits(
+        self, prompt_ids: Sequence[int], fed_ids: Sequence[int] = ()
+    ) -> tuple[Logits, Logits]:
+        """Return logits after each prompt token [P, V] and after each fed token [N, V].
+
+        The prompt runs in chunks of `chunk_tokens` (or as the budget allows), fed tokens one by
+        one, as in decoding.
+        """
+        result = self.score([Case(tuple(prompt_ids), tuple(fed_ids))])[0]
+        return result.prefill_logits, result.decode_logits
+
+    def score(self, cases: Sequence[Case]) -> list[Score]:
+        """Return the logits of every position of every case, all cases in one batch."""
+        return score(self._scheduler, self._program, self.manifest.vocab, cases)
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Return the prompt ids of a conversation. Raises TextError without a chat template."""
+        if self.chat_template is None:
+            raise TextError(f"{self.folder}: no chat template; give the prompt as plain text")
+        text = self.chat_template.render(messages)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer:
+        """The checkpoint's tokenizer. Raises TextError where it has none."""
+        if self.folder is None:
+            raise TextError("made-up weights have no tokenizer; give the prompt as token ids")
+        return TextTokenizer(self.folder)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether text can be encoded and decoded."""
+        return self.folder is not None and (self.folder / TOKENIZER).is_file()
+
+    @cached_property
+    def chat_template(self) -> "ChatTemplate | None":
+        """The checkpoint's chat template, None where it has none."""
+        return read_chat_template(self.folder) if self.folder else None
+
+    @cached_property
+    def defaults(self) -> GenerationDefaults:
+        """The checkpoint's generation defaults."""
+        return read_generation_defaults(self.folder) if self.folder else GenerationDefaults()
+
+    def _request(self, ids: Sequence[int], params: SamplingParams) -> Request:
+        limit, vocab = self.limits.max_model_len, self.manifest.vocab
+        bad = [i for i in ids if not _is_id(i, vocab)]
+        if bad or not ids:
+            what = f"{shown(bad[0])} is not a token id from 0 to {vocab - 1}" if bad else "is empty"
+            raise RequestError(f"prompt: {what}")
+        if len(ids) >= limit:
+            raise RequestError(
+                f"prompt of {len(ids)} tokens leaves no room in max_model_len {limit}; "
+                f"the model allows up to {self.manifest.max_sequence_tokens}"
+            )
+        # generation_config.json of the weights wins over what the build recorded.
+        ends = self.defaults.eos_token_ids or self.manifest.eos_token_ids
+        stops = (*params.stop_token_ids, *(() if params.ignore_eos else ends))
+        most = limit if params.max_tokens is None else len(ids) + params.max_tokens
+        self._requests += 1
+        return Request(
+            id=self._requests,
+            tokens=list(ids),
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            stop_ids=frozenset(stops),
+            length_limit=min(most, limit),
+        )
+
+
+def _is_id(value: object, vocab: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab

@@ -1,0 +1,1 @@
+"""Owns the paged cache: which page holds which tokens of which request, and how many there are."""

@@ -1,0 +1,39 @@
+"""Owns how large the cache is: pages from bytes, and the refusal where one request cannot fit."""
+
+from ..artifact.manifest import CacheSchema
+from ..errors import CapacityError
+from .groups import peak_pages
+
+
+def cache_pages(
+    schema: CacheSchema, memory_bytes: int | None, max_model_len: int, in_flight: int
+) -> int:
+    """Return the number of pages, the null page included.
+
+    `memory_bytes` None gives what one request of `max_model_len` tokens needs; `in_flight` is the
+    most tokens of one request computed at once. Raises CapacityError where that does not fit.
+    """
+    needed = 1 + peak_pages(schema.groups, max_model_len, in_flight)
+    if memory_bytes is None:
+        return needed
+    pages = memory_bytes // schema.page_bytes
+    if pages < needed:
+        fits = longest_that_fits(schema, pages, max_model_len, in_flight)
+        advice = f"the longest that fits is --max-model-len {fits}" if fits else "none fits"
+        raise CapacityError(
+            f"cache memory of {memory_bytes} bytes is {pages} pages, one request of "
+            f"{max_model_len} tokens needs {needed} ({needed * schema.page_bytes} bytes); {advice}"
+        )
+    return pages
+
+
+def longest_that_fits(schema: CacheSchema, pages: int, high: int, in_flight: int) -> int:
+    """Return the longest request, at most `high` tokens, that `pages` pages hold; 0 if none."""
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if 1 + peak_pages(schema.groups, middle, min(in_flight, middle)) <= pages:
+            low = middle
+        else:
+            high = middle - 1
+    return low

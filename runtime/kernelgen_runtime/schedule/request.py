@@ -1,0 +1,83 @@
+"""Owns the state of one request: its tokens, how far it is, and when it ends."""
+
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..sample.params import SamplingParams
+
+
+class Status(StrEnum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass
+class Timings:
+    """Seconds of `time.perf_counter` at which things happened; 0 where they have not."""
+
+    arrived: float = field(default_factory=time.perf_counter)
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    finished: float = 0.0
+
+
+@dataclass(eq=False)
+class Request:
+    """One sequence. `tokens` holds what is known: the prompt and every id that came back.
+
+    There is no prefill and no decode: `scheduled` counts tokens handed to steps, `settled` those
+    of finished steps, `pending` the ids asked of steps in flight. `epoch` changes with each
+    preemption, so that a result of the old timeline never moves the counters of the new one.
+    """
+
+    id: int
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    stop_ids: frozenset[int]
+    length_limit: int
+    all_logits: bool = False
+    prompt_tokens: int = 0
+    status: Status = Status.WAITING
+    slot: int = -1
+    scheduled: int = 0
+    settled: int = 0
+    pending: int = 0
+    epoch: int = 0
+    preemptions: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    timings: Timings = field(default_factory=Timings)
+
+    def __post_init__(self) -> None:
+        self.prompt_tokens = len(self.tokens)
+
+    @property
+    def known(self) -> int:
+        """Tokens of the sequence, ids that are still in flight included."""
+        return len(self.tokens) + self.pending
+
+    @property
+    def todo(self) -> int:
+        """Tokens to compute next; the last token a request may have is never computed."""
+        return self.known - self.scheduled if self.known < self.length_limit else 0
+
+    @property
+    def output_ids(self) -> list[int]:
+        """Ids generated so far."""
+        return self.tokens[self.prompt_tokens :]
+
+    def append(self, token: int) -> str | None:
+        """Take a sampled id; return the finish reason where it is the last."""
+        if not self.timings.first_token:
+            self.timings.first_token = time.perf_counter()
+        self.tokens.append(token)
+        if token in self.stop_ids:
+            self.stop_reason = token if token in self.params.stop_token_ids else None
+            return "stop"
+        return "length" if len(self.tokens) >= self.length_limit else None

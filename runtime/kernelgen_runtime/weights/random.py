@@ -1,0 +1,54 @@
+"""Owns made-up weights of plausible size, so that speed can be measured without a checkpoint."""
+
+import hashlib
+import math
+from functools import cached_property
+
+import torch
+
+from ..artifact.manifest import Manifest, elements
+from ..errors import WeightsError, shown
+
+# A prime: rows of a matrix are windows of one periodic sequence and none repeats another.
+POOL = 4_194_301
+_WORD = "random"
+
+
+def parse_random(text: str) -> int | None:
+    """Return the seed of `random` or `random:SEED`, None for anything else. Raises WeightsError."""
+    word, colon, seed = text.partition(":")
+    if word != _WORD:
+        return None
+    if not colon:
+        return 0
+    if not seed.isascii() or not seed.isdigit() or len(seed) > 18:
+        raise WeightsError(f"random weights: seed must be a whole number, is {shown(seed)}")
+    return int(seed)
+
+
+class RandomTensors:
+    """A `TensorSource` whose tensors depend on seed and name only.
+
+    Matrices have deviation 1/√columns (a product keeps its input's size); vectors lie near 1.
+    """
+
+    def __init__(self, manifest: Manifest, seed: int) -> None:
+        self._seed = seed
+        self.entries = {spec.name: ("F32", spec.shape) for spec in manifest.tensors}
+
+    @cached_property
+    def _pool(self) -> torch.Tensor:
+        return torch.randn(POOL, generator=torch.Generator().manual_seed(self._seed))
+
+    def rows(self, name: str, first: int, count: int, cols: int) -> torch.Tensor:
+        """Return rows of a tensor; see `TensorSource`."""
+        shape = self.entries[name][1]
+        offset = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+        position, size = (offset + first * cols) % POOL, count * cols
+        values = self._pool[position : position + size]
+        if len(values) < size:
+            values = torch.cat([values, self._pool.repeat(-(-size // POOL))])[:size]
+        values = values.view(count, cols)
+        if len(shape) > 1 and elements(shape) > max(shape):
+            return values * (1 / math.sqrt(shape[-1]))
+        return 1 + 0.1 * values

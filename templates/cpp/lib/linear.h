@@ -1,0 +1,217 @@
+// linear: out = epilogue(prologue(x) W^T), W packed in panels of 32 outputs.
+//
+// An output is one vector lane that adds its K products one after the other, k ascending: its bits
+// depend on K and the dtypes alone, not on T, threads or tile. Work is cut by panels, so that each
+// thread streams its own weights once, and with many rows also by chunks of rows.
+#pragma once
+#include <type_traits>
+
+#include "numeric.h"
+#include "team.h"
+
+namespace kg {
+
+constexpr int PANEL = 32;       // outputs side by side in a weight panel
+constexpr int CHUNK = 48;       // rows of one unit of work: the panel is in L2 by then
+constexpr int K_BLOCK = 8192;   // K is done in blocks of so many bytes: a block of panels stays in L2
+constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// Activation rows as the inner loop wants them: bfloat16 where the machine multiplies bfloat16, else
+// float32 (widening is exact). Rows are an odd number of cache lines apart, so that the same column
+// of all rows of a tile never falls into one cache set.
+template <class Act, class Weight, int K>
+struct Rows {
+  static constexpr bool dot2 = KG_DOT2 && std::is_same<Act, bf16>::value && std::is_same<Weight, bf16>::value;
+  using Element = std::conditional_t<dot2, bf16, float>;
+  static constexpr int padded = ceil_div(K, 2) * 2;
+  static constexpr int lines = ceil_div(padded * (int)sizeof(Element), 64) | 1;
+  static constexpr int stride = lines * 64 / (int)sizeof(Element);
+  static constexpr size_t bytes(int rows) { return (size_t)rows * lines * 64; }
+};
+
+// Register tile: `rows` rows by `vectors` half panels, within the register file.
+constexpr int MAX_ROWS = KG_AVX512 ? 12 : 5;
+constexpr int vectors_for(int rows) {
+  return KG_AVX512 ? (rows > 6 ? 2 : 4) : (rows > 2 ? 1 : rows > 1 ? 2 : 4);
+}
+
+namespace detail {
+
+template <class Weight>
+struct Step;  // how two consecutive k of one half panel are read
+
+template <>
+struct Step<bf16> {
+  static constexpr int half = 32, pair = 64;  // elements to the other half, to the next two k
+  static KG_INLINE F16 even(const bf16* w) { return load_even(w); }
+  static KG_INLINE F16 odd(const bf16* w) { return load_odd(w); }
+};
+
+template <>
+struct Step<float> {
+  static constexpr int half = 16, pair = 64;
+  static KG_INLINE F16 even(const float* w) { return load(w); }
+  static KG_INLINE F16 odd(const float* w) { return load(w + PANEL); }
+};
+
+// out[r][lane] (+)= sum over k of x[r][k] w[lane][k], for R rows and V half panels; vector v belongs
+// to panel v/2, `panel` elements apart, and its results go to out + (v/2) * MAX_ROWS * 32.
+template <int R, int V, int STRIDE, class Element, class Weight>
+__attribute__((noinline)) void tile(const Element* x, const Weight* w, size_t panel, int pairs,
+                                    size_t ahead, bool resume, float* out) {
+  using S = Step<Weight>;
+  const auto place = [&](int r, int v) { return out + (v / 2 * MAX_ROWS + r) * PANEL + v % 2 * LANES; };
+  F16 acc[R][V];
+  KG_UNROLL for (int r = 0; r < R; ++r) {
+    KG_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = resume ? load(place(r, v)) : zero();
+  }
+  for (int i = 0; i < pairs; ++i, x += 2, w += S::pair) {
+    if (ahead != 0) {
+      KG_UNROLL for (int v = 0; v < V; ++v) {
+        const Weight* at = w + v / 2 * panel + v % 2 * S::half + ahead;
+        __builtin_prefetch(at, 0, 2);
+        if (sizeof(Weight) == 4) __builtin_prefetch(at + PANEL, 0, 2);
+      }
+    }
+#if KG_DOT2
+    if constexpr (std::is_same<Element, bf16>::value) {
+      __m512i pair[V];
+      KG_UNROLL for (int v = 0; v < V; ++v) pair[v] = _mm512_loadu_si512(w + v / 2 * panel + v % 2 * S::half);
+      KG_UNROLL for (int r = 0; r < R; ++r) {
+        KG_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = dot2(acc[r][v], pair[v], x + r * STRIDE);
+      }
+      continue;
+    } else
+#endif
+    {
+      F16 lane[V];
+      KG_UNROLL for (int v = 0; v < V; ++v) lane[v] = S::even(w + v / 2 * panel + v % 2 * S::half);
+      KG_UNROLL for (int r = 0; r < R; ++r) {
+        const F16 even = splat(x[r * STRIDE]);
+        KG_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = fma(even, lane[v], acc[r][v]);
+      }
+      const Weight* again = w;  // AVX2 has no register to keep the raw weights: read them again
+      if (!KG_AVX512) __asm__("" : "+r"(again));
+      KG_UNROLL for (int v = 0; v < V; ++v) lane[v] = S::odd(again + v / 2 * panel + v % 2 * S::half);
+      KG_UNROLL for (int r = 0; r < R; ++r) {
+        const F16 odd = splat(x[r * STRIDE + 1]);
+        KG_UNROLL for (int v = 0; v < V; ++v) acc[r][v] = fma(odd, lane[v], acc[r][v]);
+      }
+    }
+  }
+  KG_UNROLL for (int r = 0; r < R; ++r) {
+    KG_UNROLL for (int v = 0; v < V; ++v) store(place(r, v), acc[r][v]);
+  }
+}
+
+// `rows` (run time) rows by `panels` (1 or 2) panels, in as few register tiles as fit.
+template <int R, int STRIDE, class Element, class Weight>
+KG_INLINE void tiles(int rows, int panels, const Element* x, const Weight* w, size_t panel, int pairs,
+                     size_t ahead, bool resume, float* out) {
+  if constexpr (R > 0) {
+    if (rows != R) return tiles<R - 1, STRIDE>(rows, panels, x, w, panel, pairs, ahead, resume, out);
+    constexpr int V = vectors_for(R);
+    if (V == 4 && panels == 2) return tile<R, 4, STRIDE>(x, w, panel, pairs, ahead, resume, out);
+    for (int p = 0; p < panels; ++p, w += panel, out += MAX_ROWS * PANEL) {
+      if constexpr (V == 1) {
+        tile<R, 1, STRIDE>(x, w, panel, pairs, ahead, resume, out);
+        tile<R, 1, STRIDE>(x, w + Step<Weight>::half, panel, pairs, ahead, resume, out + LANES);
+      } else {
+        tile<R, 2, STRIDE>(x, w, panel, pairs, ahead, resume, out);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+// Bytes of scratch that linear() needs for `rows` rows.
+template <class Act, class Weight, int K>
+constexpr size_t linear_scratch(int rows) { return Rows<Act, Weight, K>::bytes(rows); }
+
+// One kernel, called by every thread of the team.
+//   N, K      outputs (of each half when PAIRED) and inputs
+//   PAIRED    panels alternate gate, up, gate, up ...; the epilogue sees both
+//   rows      T, number of activation rows
+//   w         panels as abi.md lays them out
+//   scratch   linear_scratch<Act, Weight, K>(rows) bytes shared by the team, 64-byte aligned
+//   prologue  (int t, Element* row): writes row[0..K) of activation row t
+//   epilogue  (int t, int n0, const float* acc, width): outputs n0 .. n0+width of row t; `width` is a
+//             compile-time constant (32, or what is left in the last panel);
+//             PAIRED: (int t, int n0, const float* gate, const float* up, width)
+template <class Act, class Weight, int N, int K, bool PAIRED = false, class Prologue, class Epilogue>
+void linear(const Worker& me, int rows, const Weight* w, void* scratch, const Prologue& prologue,
+            const Epilogue& epilogue) {
+  using R = Rows<Act, Weight, K>;
+  using Element = typename R::Element;
+  constexpr int together = PAIRED ? 2 : 1;          // panels of one unit of work
+  constexpr int columns = ceil_div(N, PANEL);       // units beside each other
+  constexpr size_t panel = (size_t)R::padded * PANEL;
+  constexpr int k_block = K_BLOCK / (int)sizeof(Weight);
+  constexpr int k_blocks = ceil_div(R::padded, k_block);
+  constexpr int tile_size = 2 * MAX_ROWS * PANEL;
+
+  // Prologue. A single row is cheaper to compute on every thread than to wait for.
+  alignas(64) Element own[R::stride];
+  Element* const x = rows == 1 ? own : static_cast<Element*>(scratch);
+  const Range mine = rows == 1 ? Range{0, 1} : me.share(rows);
+  for (int t = mine.begin; t < mine.end; ++t) {
+    Element* const row = x + (size_t)t * R::stride;
+    if (K % 2) row[K] = Element{};
+    prologue(t, row);
+  }
+  if (rows > 1) me.sync();
+
+  alignas(64) float acc[k_blocks > 1 ? ceil_div(CHUNK, MAX_ROWS) * tile_size : tile_size];
+  const int chunks = ceil_div(rows, CHUNK);
+  const Range work = me.share(columns * chunks);
+  for (int unit = work.begin; unit < work.end;) {
+    const int column = unit / chunks, first = unit % chunks * CHUNK;
+    const int count = rows - first < CHUNK ? rows - first : CHUNK;
+    // Few rows: two plain panels at a time, for more weights in flight.
+    const int panels = PAIRED || (chunks == 1 && unit + 1 < work.end) ? 2 : 1;
+    const int next = unit + panels / together;
+    const int tile_rows = ceil_div(count, ceil_div(count, MAX_ROWS));
+    for (int b = 0; b < k_blocks; ++b) {
+      const int k0 = b * k_block;
+      const int pairs = (R::padded - k0 < k_block ? R::padded - k0 : k_block) / 2;
+      const Weight* const from = w + column * together * panel + (size_t)k0 * PANEL;
+      // Multiplying the first rows, fetch the weights that come next: the block below or the next
+      // panels. One or two rows are no faster for it: memory is busy all the time.
+      const bool last = b + 1 == k_blocks;
+      const bool fetch = count > 2 && (!last || (next < work.end && next / chunks != column));
+      const size_t ahead = !fetch ? 0 : last ? panels * panel - (size_t)k0 * PANEL : (size_t)k_block * PANEL;
+      float* out = acc;
+      for (int r = 0; r < count; r += tile_rows) {
+        const int n = count - r < tile_rows ? count - r : tile_rows, t0 = first + r;
+        detail::tiles<MAX_ROWS, R::stride>(n, panels, x + (size_t)t0 * R::stride + k0, from, panel, pairs,
+                                           r == 0 ? ahead : 0, b > 0, out);
+        if (last) {
+          const auto finish = [&](int n0, const float* a, auto width) {
+            for (int t = 0; t < n; ++t, a += PANEL) {
+              if constexpr (PAIRED) {
+                epilogue(t0 + t, n0, a, a + MAX_ROWS * PANEL, width);
+              } else {
+                epilogue(t0 + t, n0, a, width);
+              }
+            }
+          };
+          for (int p = 0; p < panels; p += together) {
+            const int n0 = (column + p) * PANEL;
+            const float* a = out + p * MAX_ROWS * PANEL;
+            if (n0 + PANEL <= N) finish(n0, a, std::integral_constant<int, PANEL>{});
+            if constexpr (N % PANEL != 0) {
+              if (n0 + PANEL > N) finish(n0, a, std::integral_constant<int, N % PANEL>{});
+            }
+          }
+        } else {
+          out += tile_size;
+        }
+        if (last && k_blocks > 1) out += tile_size;
+      }
+    }
+    unit = next;
+  }
+}
+
+}  // namespace kg

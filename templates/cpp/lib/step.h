@@ -1,0 +1,75 @@
+// What kernels know of a step: token rows, request rows, and where tokens lie in the paged cache.
+//
+// Filled once a step by program.h from the int32 `args` tensor; docs/abi.md names every field.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace kg {
+
+constexpr int PAGE_TOKENS = 16;
+
+// One layer's place in the cache: whose block table, and the byte in each page.
+struct LayerCache {
+  int group;
+  size_t offset;
+};
+
+// Where one token of one layer lies. `page` is null where nothing may be stored.
+struct PageSlot {
+  uint8_t* page;  // the layer's part of the page: keys first, then values
+  int at;         // 0 ... 15
+  bool valid() const { return page != nullptr; }
+};
+
+// Sampling fields of one request row.
+struct SamplingRow {
+  float temperature, top_p;
+  int top_k;
+  int64_t seed;
+};
+
+struct Step {
+  int tokens, requests, logit_rows;
+
+  const int32_t* token_ids;     // [tokens] with the last sampled ids filled in
+  const int32_t* positions;     // [tokens]
+  const int32_t* rows;          // [tokens] request row, -1 for padding
+  const int32_t* row_slot;      // [requests] -1 for padding
+  const int32_t* query_start;   // [requests + 1]
+  const int32_t* seq_len;       // [requests] tokens of the request once this step is done
+  const int32_t* logit_tokens;  // [logit_rows]
+  const int32_t* logit_rows_of; // [logit_rows] request row that takes the id, -1: logits only
+
+  const float* temperature;     // [requests], as top_p, top_k; seed has two words a row
+  const float* top_p;
+  const int32_t* top_k;
+  const int32_t* seed;
+
+  uint8_t* cache;
+  size_t page_bytes;
+  int max_pages;                    // entries of a row's block table
+  const int32_t* const* block_table;  // [groups] -> [requests, max_pages]
+
+  int32_t* last_sampled;        // [slots]
+
+  // The layer's part of page number `index` (16 tokens each) of a request row.
+  uint8_t* page(const LayerCache& layer, int row, int index) const {
+    const int32_t number = block_table[layer.group][(size_t)row * max_pages + index];
+    return cache + (size_t)number * page_bytes + layer.offset;
+  }
+
+  PageSlot slot_of_token(const LayerCache& layer, int t) const {
+    const int row = rows[t];
+    if (row < 0 || row_slot[row] < 0) return {nullptr, 0};
+    const int position = positions[t];
+    return {page(layer, row, position / PAGE_TOKENS), position % PAGE_TOKENS};
+  }
+
+  SamplingRow sampling(int row) const {
+    const uint64_t low = (uint32_t)seed[2 * row], high = (uint32_t)seed[2 * row + 1];
+    return {temperature[row], top_p[row], top_k[row], (int64_t)(high << 32 | low)};
+  }
+};
+
+}  // namespace kg

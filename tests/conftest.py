@@ -1,0 +1,49 @@
+"""Markers, environment and device checks that every test relies on."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Spinning threads cost a scheduler tick (8 ms) per parallel region on a busy two-core machine.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Artefacts are found by content, so a store that outlives the run is safe; never the user's own.
+os.environ.setdefault("KERNELGEN_CACHE", str(ROOT / ".pytest_cache" / "kernelgen"))
+
+_MARKERS = (
+    "row(id): proves this row of the feature list (R-nnn) or of the base list (B-nn)",
+    "soak: minutes of fuzz or load; by hand and before a release",
+    "gpu: needs an NVIDIA GPU; everything below tests/gpu and tests/multi",
+)
+_ROW = re.compile(r"R-\d{3}|B-\d{2}")
+_GPU_FOLDERS = ("gpu", "multi")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for marker in _MARKERS:
+        config.addinivalue_line("markers", marker)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    has_gpu = Path("/dev/nvidia0").exists()
+    for item in items:
+        for marker in item.iter_markers("row"):
+            if len(marker.args) != 1 or not _ROW.fullmatch(str(marker.args[0])):
+                raise pytest.UsageError(f"{item.nodeid}: row takes one id such as R-014 or B-02")
+        if ROOT / "tests" in item.path.parents:
+            folder = item.path.relative_to(ROOT / "tests").parts[0]
+            if folder in _GPU_FOLDERS:
+                item.add_marker(pytest.mark.gpu)
+        if not has_gpu and item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """Folder of the checkout."""
+    return ROOT
