@@ -65,9 +65,9 @@ def lower_decoder(spec: ModelSpec, activation: DType, *, layer: LayerBody = deco
 
 def _embed(scope: Scope, spec: ModelSpec) -> Block:
     table = scope.matrix("embed.weight", spec.vocab, spec.hidden)
-    x = scope.apply("embed", Embed(scope.numerics.activation), scope.step("token_ids"), table)
+    x = scope.apply("embed", Embed(scope.numerics.stream), scope.step("token_ids"), table)
     if spec.embedding_multiplier != 1.0:
-        scaled = Pointwise(arg(0) * spec.embedding_multiplier, scope.numerics.activation)
+        scaled = Pointwise(arg(0) * spec.embedding_multiplier, scope.numerics.stream)
         x = scope.apply("embed.scaled", scaled, x)
     return scope.builder.build([(STREAM, x)])
 

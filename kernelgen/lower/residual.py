@@ -8,9 +8,9 @@ from kernelgen.ops import Pointwise
 
 
 def add_residual(scope: Scope, name: str, x: str, *branches: str, multiplier: float = 1.0) -> str:
-    """`x + multiplier · (branch + …)`, rounded once."""
+    """`x + multiplier · (branch + …)`, in the dtype of the stream."""
     total = arg(1)
     for i in range(1, len(branches)):
         total = total + arg(i + 1)
     expr = arg(0) + (total if multiplier == 1.0 else total * multiplier)
-    return scope.apply(name, Pointwise(expr, scope.numerics.activation), x, *branches)
+    return scope.apply(name, Pointwise(expr, scope.numerics.stream), x, *branches)

@@ -34,6 +34,9 @@ class Numerics:
     activation: DType
     matrix: DType
     cache: DType
+    stream: DType = FLOAT32
+    """the residual stream: it is never multiplied by a matrix, and rounding every sum of it to
+    bfloat16 would be the largest error of a bfloat16 build"""
     vector: DType = FLOAT32
     """norm weights, biases, sinks: float32 holds every stored dtype exactly"""
 
@@ -77,7 +80,7 @@ class Scope:
 
     def stream(self, width: int) -> str:
         """The residual stream `[T, width]`."""
-        type_ = Type((Dim.T, width), self.numerics.activation)
+        type_ = Type((Dim.T, width), self.numerics.stream)
         return self.builder.declare(STREAM, type_, Role.STREAM)
 
     def matrix(self, name: str, outputs: int, inputs: int) -> str:
