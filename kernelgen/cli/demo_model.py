@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import metadata
 from pathlib import Path
 
@@ -25,6 +26,20 @@ def models_dir() -> Path:
     return default_root() / "models"
 
 
+def demo_build_dir() -> Path:
+    """Folder of the demo's wheel and build, unless another one is asked for."""
+    return default_root() / "demo"
+
+
+def remove_demo() -> int:
+    """Removes converted checkpoints and demo builds; returns the bytes they took."""
+    total = 0
+    for folder in (models_dir(), demo_build_dir()):
+        total += sum(p.lstat().st_size for p in folder.rglob("*") if not p.is_dir())
+        shutil.rmtree(folder, ignore_errors=True)
+    return total
+
+
 def demo_checkpoint() -> tuple[Path, str]:
     """Folder of the demo's checkpoint, and where it came from in words.
 
@@ -34,7 +49,7 @@ def demo_checkpoint() -> tuple[Path, str]:
     try:
         return hub.fetch_checkpoint(HUB_ID), f"hub {HUB_ID}"
     except UsageError as error:
-        gguf = _shipped_gguf()
+        gguf = shipped_gguf()
         if gguf is None:
             raise UsageError(
                 f"{error.message}, and the Python package {PACKAGE} is not installed",
@@ -44,7 +59,7 @@ def demo_checkpoint() -> tuple[Path, str]:
     return _converted(gguf), f"Python package {PACKAGE} {metadata.version(PACKAGE)}"
 
 
-def _shipped_gguf() -> Path | None:
+def shipped_gguf() -> Path | None:
     """The file inside the installed package, found without importing it (it loads an engine)."""
     try:
         path = Path(str(metadata.distribution(PACKAGE).locate_file(_GGUF)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ def lowered(source: ModelSource, dtype: str) -> Lowered:
     """Config → spec → graph."""
     architecture = find_architecture(source.config)
     spec = architecture.read(source.config)
-    return Lowered(architecture, spec, architecture.lower(spec, dtype_named(dtype)))
+    graph = replace(architecture.lower(spec, dtype_named(dtype)), name=source.name)
+    return Lowered(architecture, spec, graph)
 
 
 def plan_model(
@@ -151,7 +152,7 @@ def _build_files(
         version=__version__,
         generator=f"kernelgen {__version__}",
         activation_dtype=dtype,
-        toolchain={"c++": find_toolchain().identity},
+        toolchain={"c++": find_toolchain().version, "tvm_ffi": find_toolchain().tvm_ffi},
     )
     tensors = [
         CheckpointTensor(t.name, t.shape, t.parameter)

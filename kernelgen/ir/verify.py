@@ -49,13 +49,13 @@ def verify_graph(graph: Graph) -> None:
         raise GraphError("places no block", where=f"graph {graph.name}")
     for block in graph.blocks:
         verify_block(block)
+    _verify_outside(graph)
+    _verify_streams(graph)
+    _verify_caches(graph)
     try:
         parameters(graph)
     except ValueError as error:
         raise GraphError(str(error), where=f"graph {graph.name}") from error
-    _verify_outside(graph)
-    _verify_streams(graph)
-    _verify_caches(graph)
 
 
 def _values(block: Block) -> dict[str, Value]:

@@ -36,8 +36,6 @@ def attention(scope: Scope, name: str, x: str, spec: AttentionSpec, norm_eps: fl
     return linear(scope, f"{name}.o", flat, scope.width(x), bias=spec.out_bias)
 
 
-def _heads(
-    scope: Scope, name: str, x: str, heads: int, spec: AttentionSpec, dtype: DType
-) -> str:
+def _heads(scope: Scope, name: str, x: str, heads: int, spec: AttentionSpec, dtype: DType) -> str:
     flat = linear(scope, name, x, heads * spec.head_dim, bias=spec.qkv_bias, dtype=dtype)
     return scope.apply(f"{name}_heads", View((heads, spec.head_dim)), flat)

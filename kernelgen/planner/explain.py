@@ -68,8 +68,9 @@ def _edge_bytes(solution: Solution, a: int, b: int, name: str, sizes: Sizes) -> 
     if net.producer.get(name) != a:
         return read
     written = net.nodes[a].op.write_bytes(block.input_types(net.nodes[a]), sizes)
-    stored_anyway = net.nodes[a].op.has(Trait.STATE_WRITE) or name in net.result_bases
-    return read + (0 if stored_anyway else written)
+    if net.nodes[a].op.has(Trait.STATE_WRITE):
+        return written  # the rows just stored are not read back; the rest of the cache is
+    return read + (0 if name in net.result_bases else written)
 
 
 def _why_not(

@@ -32,6 +32,7 @@ class Match:
     """canonical text of everything that is compiled in: equal texts are one kernel"""
     layouts: Mapping[str, str] = field(default_factory=dict)
     """weight value → layout that this kernel demands; weights not named here are read in any"""
+    phase: str = "decode"
 
 
 @dataclass(frozen=True)

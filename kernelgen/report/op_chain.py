@@ -36,7 +36,7 @@ def op_chain(ops: Sequence[str], edges: Sequence[Edge]) -> str:
     lanes = max((abs(b - a) for a, b in drawn), default=1)
     left = 10 + _STEP * min(lanes - 1, 8)
     width = left + 14 + max((len(name) for name in ops), default=0) * _LETTER
-    parts = [_line(*sorted(ends), edge, left) for ends, edge in sorted(drawn.items())]
+    parts = [_line(min(ends), max(ends), drawn[ends], left) for ends in sorted(drawn)]
     for i, name in enumerate(ops):
         y = _ROW * i + _ROW / 2
         parts.append(f'<circle class=tip cx="{left}" cy="{y:g}" r="3"/>')

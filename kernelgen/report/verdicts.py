@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from kernelgen.report.tables import table
+from kernelgen.verify.checks import Check
 
-class Check(Protocol):
-    """One comparison, as `verify` returns it."""
-
-    @property
-    def name(self) -> str:
-        """The kernel or case."""
-
-    @property
-    def passed(self) -> bool:
-        """Whether the error is within the bound."""
-
-    @property
-    def error(self) -> float:
-        """Largest difference found."""
-
-    @property
-    def bound(self) -> float:
-        """Largest difference allowed, fixed before the run."""
-
-    @property
-    def detail(self) -> str:
-        """What was compared, or where the worst difference lies."""
+_NUMBERS = ("cases", "error", "bound")
 
 
 def verdict_table(checks: Sequence[Check]) -> Table:
-    """Failures first; every row shows its error beside its bound."""
-    made = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("verdict", "left"), ("check", "left"), ("error", "right")):
-        made.add_column(name, justify=justify)  # type: ignore[arg-type]
-    made.add_column("bound", justify="right")
-    made.add_column("detail", overflow="fold")
+    """Misses first; every row shows its error beside the bound that was fixed before the run."""
+    made = table("", ["verdict", "check", "cases", "error", "bound", "detail"], [], right=_NUMBERS)
     for check in sorted(checks, key=lambda check: check.passed):
-        word = "[green]ok[/]" if check.passed else "[bold red]MISS[/]"
-        cells = (escape(check.name), f"{check.error:.2e}", f"{check.bound:.2e}")
-        made.add_row(word, *cells, escape(check.detail))
+        made.add_row(
+            "[green]ok[/]" if check.passed else "[bold red]MISS[/]",
+            escape(check.name),
+            str(check.cases),
+            f"{check.error:.2e}",
+            f"{check.bound:.2e}",
+            escape(check.detail),
+        )
     return made

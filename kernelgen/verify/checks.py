@@ -75,8 +75,8 @@ Callback = Callable[[Progress], None]
 
 
 def faults(subject: str, what: str, cases: int, count: int, detail: str = "") -> Check:
-    """A check that counts faults: none are allowed."""
-    return Check(subject, what, cases, float(count), 0.0, count == 0, detail)
+    """A check that counts faults: none are allowed. `detail` says what they are, if there are any."""
+    return Check(subject, what, cases, float(count), 0.0, count == 0, detail if count else "")
 
 
 def worst(checks: Sequence[Check]) -> Check:

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class LLM:
     """A built model with its weights, ready to generate.
 
-    `weights` is a checkpoint folder or `random[:SEED]`. `kv_cache_memory_bytes` None gives the
-    cache what one request of `max_model_len` tokens needs. `logit_rows` is how many rows of logits
-    `logits` gets from one step (default: one a request). `library` takes the place of the compiled
-    one. Raises a KernelgenRuntimeError for everything that cannot work.
+    `weights` is a checkpoint folder or `random[:SEED]`. `kv_cache_memory_bytes` None gives every
+    request `max_model_len` tokens of cache as far as 1 GiB goes, and one in any case. `logit_rows`
+    is how many rows of logits `logits` gets from one step (default: one a request). `library`
+    takes the place of the compiled one. Raises a KernelgenRuntimeError for what cannot work.
     """
 
     def __init__(
@@ -62,7 +62,11 @@ class LLM:
         )
         plans = plans_in_use(manifest.plans, max_num_seqs, limits.max_num_batched_tokens)
         self.pages = cache_pages(
-            manifest.cache, kv_cache_memory_bytes, limits.max_model_len, limits.in_flight_tokens
+            manifest.cache,
+            kv_cache_memory_bytes,
+            limits.max_model_len,
+            limits.in_flight_tokens,
+            max_num_seqs,
         )
         self.threads = default_threads() if threads is None else threads
         if not 1 <= self.threads <= 256:

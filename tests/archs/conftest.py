@@ -50,7 +50,7 @@ def folders() -> list[Path]:
     import kernelgen.archs
 
     own = Path(kernelgen.archs.__file__).parent
-    return sorted(p.parent for p in own.glob("*/tiny.json")) + [HERE / "toy_fifth"]
+    return [*sorted(p.parent for p in own.glob("*/tiny.json")), HERE / "toy_fifth"]
 
 
 def subject_of(folder: Path) -> Subject:

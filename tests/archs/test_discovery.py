@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,6 +83,7 @@ def _install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, body: s
     )
     (tmp_path / f"{name}.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def test_two_that_claim_one_config_are_both_named(tmp_path, monkeypatch, toy_installed) -> None:
@@ -141,9 +144,6 @@ def test_unknown_builtin_lists_the_names() -> None:
 
 
 def test_reading_configs_imports_no_torch() -> None:
-    import subprocess
-    import sys
-
     code = (
         "import sys; from kernelgen.archs.registry import *; from kernelgen.core.dtypes import *\n"
         "for n in builtin_models():\n"

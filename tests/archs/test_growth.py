@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 
@@ -9,24 +10,24 @@ from conftest import Subject
 
 from kernelgen.core.dtypes import BFLOAT16
 
-RUNS = 15
+RUNS = 60
 GROWTH = 1.2
-
-
-def lowering_seconds(subject: Subject, layers: int) -> float:
-    """Best of several runs, on the tiny model with its layers repeated."""
-    spec = subject.spec
-    repeated = (spec.layers * layers)[:layers]
-    longer = replace(spec, layers=repeated)
-    best = float("inf")
-    for _ in range(RUNS):
-        start = time.perf_counter()
-        graph = subject.architecture.lower(longer, BFLOAT16)
-        best = min(best, time.perf_counter() - start)
-    assert len(graph.sequence) == layers + 2
-    return best
+CLOCK = 50e-6  # seconds; lowering takes a quarter of a millisecond, so the clock has its say
 
 
 def test_sixty_layers_cost_hardly_more_than_six(subject: Subject) -> None:
-    few, many = lowering_seconds(subject, 6), lowering_seconds(subject, 60)
-    assert many <= GROWTH * few, f"{many * 1e3:.2f} ms for 60 layers, {few * 1e3:.2f} ms for 6"
+    """The tiny model with its layers repeated; the best of runs that take turns."""
+    spec = subject.spec
+    best = {6: float("inf"), 60: float("inf")}
+    gc.disable()
+    try:
+        for _ in range(RUNS):
+            for layers in best:
+                longer = replace(spec, layers=(spec.layers * layers)[:layers])
+                start = time.perf_counter()
+                graph = subject.architecture.lower(longer, BFLOAT16)
+                best[layers] = min(best[layers], time.perf_counter() - start)
+                assert len(graph.sequence) == layers + 2
+    finally:
+        gc.enable()
+    assert best[60] <= GROWTH * best[6] + CLOCK, best

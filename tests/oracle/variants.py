@@ -49,7 +49,9 @@ VARIANTS: dict[str, dict[str, Variant]] = {
             1, {"rope_parameters": {**_YARN, "rope_theta": 5000.0}}, ("rope_theta", "rope_scaling")
         ),
         "llama3": Variant(
-            1, {"rope_parameters": {**_LLAMA3, "rope_theta": 5000.0}}, ("rope_theta", "rope_scaling")
+            1,
+            {"rope_parameters": {**_LLAMA3, "rope_theta": 5000.0}},
+            ("rope_theta", "rope_scaling"),
         ),
         "gelu": Variant(4, {"hidden_act": "gelu_pytorch_tanh"}),
     },

@@ -29,10 +29,10 @@ def read_spec(config: ConfigFile) -> ModelSpec:
     eps = read_eps(fields, 1e-6)
     mlp = MlpSpec(sizes.intermediate, fields.choice("hidden_act", ACTIVATIONS, Activation.SILU))
     windows = _windows(fields, sizes)
-    layers = tuple(LayerSpec(_attention(sizes, rope, bias, window), mlp, eps) for window in windows)
+    kinds = {w: LayerSpec(_attention(sizes, rope, bias, w), mlp, eps) for w in set(windows)}
     spec = ModelSpec(
         architecture="qwen3",
-        layers=layers,
+        layers=tuple(kinds[window] for window in windows),
         hidden=sizes.hidden,
         vocab=sizes.vocab,
         max_positions=sizes.max_positions,

@@ -37,11 +37,16 @@ def clean(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Remove cached artefacts; waits for running builds."""
+    """Remove cached artefacts; without a limit also the demo's model and build."""
+    from dataclasses import replace
+
+    from kernelgen.cli.demo_model import remove_demo
     from kernelgen.compile.store import Store
     from kernelgen.report.figures import bytes_text
 
     removed = Store().clean(max_age_s=None if older_than is None else older_than * 86400)
+    if older_than is None:
+        removed = replace(removed, bytes=removed.bytes + remove_demo())
     if json:
         console.result_json(removed)
         return

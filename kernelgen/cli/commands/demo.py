@@ -27,10 +27,9 @@ def demo(
     json: Json = False,
 ) -> None:
     """Build a small real model for this machine and ask it a question."""
-    from kernelgen.cli.demo_model import demo_checkpoint
+    from kernelgen.cli.demo_model import demo_build_dir, demo_checkpoint
     from kernelgen.cli.model import resolve
     from kernelgen.cli.pipeline import build_model
-    from kernelgen.compile.store import default_root
 
     if weights is None:
         weights, origin = demo_checkpoint()
@@ -40,7 +39,7 @@ def demo(
         built = build_model(
             source,
             ["cpu"],
-            out or default_root() / "demo",
+            out or demo_build_dir(),
             fusion=True,
             dtype=dtype.value,
             progress=progress,

@@ -26,7 +26,7 @@ def verify(
 ) -> None:
     """Check kernels against their ops, the model against recorded cases."""
     from kernelgen.cli.model import resolve
-    from kernelgen.cli.pipeline import verify_model
+    from kernelgen.cli.verification import verify_model
     from kernelgen.report.verdicts import verdict_table
 
     with console.progress(f"verifying {model_dir}", quiet=json) as progress:
@@ -39,7 +39,7 @@ def verify(
             progress=progress,
         )
     if json:
-        console.result_json(report)
+        console.result_json({"passed": report.passed, "summary": report.summary, "report": report})
     else:
         console.render(verdict_table(report.checks))
         console.say(report.summary)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from kernelgen.codegen.families.cpp import CPP_FAMILIES
-
+from kernelgen.codegen.families.triton import triton_families
+from kernelgen.core.resources import tables_dir
 from kernelgen.hw.device import Device
 from kernelgen.planner.family import Catalogue
+from kernelgen.tables import Tables
 
 
-def catalogue(device: Device) -> Catalogue:
-    """The families that a device's plans may use."""
-    return CPP_FAMILIES
+def catalogue(device: Device, tables: Tables | None = None) -> Catalogue:
+    """The families that a device's plans may use; without `tables` those that ship with the compiler."""
+    if device.is_cpu:
+        return CPP_FAMILIES
+    return triton_families(tables if tables is not None else Tables(tables_dir()))

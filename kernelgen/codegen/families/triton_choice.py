@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -46,9 +46,12 @@ class Best(Generic[Problem]):
 
 
 def best(
-    space: Iterable[Tile[Problem]], problem: Problem, device: Device
+    space: Iterable[Tile[Problem]],
+    problem: Problem,
+    device: Device,
+    besides: Callable[[Tile[Problem]], float] = lambda tile: 0.0,
 ) -> Best[Problem] | Refusal:
-    """The tile with the lowest time; of equals the one with most loads in flight, then with the lowest next limit."""
+    """The tile with the lowest time, `besides` (further launches that it asks for) included; of equals the one with most loads in flight, then with the lowest next limit."""
     found: tuple[tuple[float, ...], Tile[Problem], Timing] | None = None
     reasons: dict[str, list[str]] = {}
     legal = looked_at = 0
@@ -61,7 +64,8 @@ def best(
             continue
         legal += 1
         timing = tile.time(problem, device)
-        rank = (round(timing.us, 2), round(timing.latency_us, 2), *(us for _, us in timing.parts))
+        us = timing.us + besides(tile)
+        rank = (round(us, 2), round(timing.latency_us, 2), *(us for _, us in timing.parts))
         if found is None or rank < found[0]:
             found = (rank, tile, timing)
     if found is None:

@@ -13,7 +13,7 @@ from kernelgen.codegen.families.triton_time import NEAR_LATENCY_US, REDUCE_US, D
 from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
 
-LEAST_ROWS = 33
+LEAST_ROWS = 65
 _BEST_SHARE = 0.88
 """of the rate at 8192³: a good library reaches 695 of 788 TFLOP/s on layer shapes at 16,384 rows (H200)"""
 _BEST_SIDE = 170.7

@@ -31,6 +31,8 @@ class Grid:
     """dependent rounds of loads in one block"""
     in_flight: int = 1
     """rounds whose loads are under way at a time"""
+    step_us: float = 0.0
+    """arithmetic of one round that the next one has to wait for"""
     ahead: bool = False
     """whether the first round reads only weights: with dependent launch it starts before the wait"""
     lead_us: float = 0.0
@@ -86,25 +88,29 @@ def timing(grid: Grid, demand: Demand, device: Device) -> Timing:
     bandwidth = (device.copy_gb_s if demand.copies else device.read_gb_s) * demand.bandwidth_share
     through = max(demand.cache_bytes, demand.memory_bytes)
     vector = device.tflops_for("float32") / 2 * VECTOR_SHARE
-    parts = {
+    flows = {
         "memory": demand.memory_bytes / (bandwidth * 1e3),
         "L2 cache": crowding * through / (UNIT_GB_S * device.units * 1e3),
         "vector units": crowding * demand.vector_ops / (vector * 1e6),
-        "latency": _latency(grid, resident, device),
     }
     if demand.tensor_flops:
         rate = device.tflops_for(demand.tensor_dtype) * demand.tensor_share
-        parts["tensor cores"] = crowding * demand.tensor_flops / (rate * 1e6)
+        flows["tensor cores"] = crowding * demand.tensor_flops / (rate * 1e6)
+    # Nothing flows before the first load is there, unless it started during the kernel before.
+    early = grid.ahead and device.has("pdl")
+    ramp = 0.0 if early else LATENCY_US + grid.lead_us
+    parts = {name: us + ramp for name, us in flows.items()}
+    parts["latency"] = _latency(grid, resident, device) - (LATENCY_US if early else 0.0)
     ordered = tuple(sorted(parts.items(), key=lambda p: -p[1]))
     return Timing(ordered[0][1] + grid.tail_us, ordered)
 
 
 def _latency(grid: Grid, resident: int, device: Device) -> float:
-    """Waves of blocks, each a chain of loads; loads that start before the wait for the kernel before are free."""
+    """Waves of blocks, each a chain of loads; the last wave's tail is counted elsewhere."""
     waves = ceil_div(grid.blocks, device.units * resident)
-    chain = ceil_div(grid.steps, grid.in_flight) * LATENCY_US
-    early = LATENCY_US if grid.ahead and device.has("pdl") else 0.0
-    return waves * (chain + grid.lead_us) + (waves - 1) * grid.tail_us - early
+    loads = ceil_div(grid.steps, grid.in_flight) * LATENCY_US
+    chain = max(loads, LATENCY_US + grid.steps * grid.step_us)
+    return waves * (chain + grid.lead_us) + (waves - 1) * grid.tail_us
 
 
 def boundary(device: Device) -> str:

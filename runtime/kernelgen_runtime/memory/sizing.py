@@ -4,18 +4,27 @@ from ..artifact.manifest import CacheSchema
 from ..errors import CapacityError
 from .groups import peak_pages
 
+DEFAULT_BYTES = 1 << 30
+
 
 def cache_pages(
-    schema: CacheSchema, memory_bytes: int | None, max_model_len: int, in_flight: int
+    schema: CacheSchema,
+    memory_bytes: int | None,
+    max_model_len: int,
+    in_flight: int,
+    max_num_seqs: int = 1,
 ) -> int:
     """Return the number of pages, the null page included.
 
-    `memory_bytes` None gives what one request of `max_model_len` tokens needs; `in_flight` is the
-    most tokens of one request computed at once. Raises CapacityError where that does not fit.
+    `memory_bytes` None gives `max_num_seqs` requests of `max_model_len` tokens their pages as far
+    as 1 GiB goes, and one request in any case; memory is taken only as pages are written.
+    `in_flight` is the most tokens of one request computed at once. Raises CapacityError where one
+    request does not fit.
     """
-    needed = 1 + peak_pages(schema.groups, max_model_len, in_flight)
+    one = peak_pages(schema.groups, max_model_len, in_flight)
+    needed = 1 + one
     if memory_bytes is None:
-        return needed
+        return max(needed, min(1 + max_num_seqs * one, DEFAULT_BYTES // schema.page_bytes))
     pages = memory_bytes // schema.page_bytes
     if pages < needed:
         fits = longest_that_fits(schema, pages, max_model_len, in_flight)

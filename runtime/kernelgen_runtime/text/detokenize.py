@@ -69,9 +69,9 @@ class GrowingText:
         return now[len(before) :]
 
     def _advance(self, grown: str, held_back: int) -> str:
-        searched = max(0, len(self._decoded) - self._longest + 1)
+        before = len(self._decoded)
         self._decoded += grown
-        stop = self._first_stop(searched)
+        stop = self._first_stop(before)
         end = max(len(self.text), len(self._decoded) - held_back)
         if stop is not None:
             start, self.stopped_by = stop
@@ -79,11 +79,11 @@ class GrowingText:
         shown, self.text = self._decoded[len(self.text) : end], self._decoded[:end]
         return shown
 
-    def _first_stop(self, searched: int) -> tuple[int, str] | None:
-        """Return place and text of the stop string that ends first."""
+    def _first_stop(self, before: int) -> tuple[int, str] | None:
+        """Return place and text of the stop string that ends first; none ended in `before`."""
         found = [
             (at + len(text), at, text)
             for text in self._stop
-            if (at := self._decoded.find(text, max(0, searched + self._longest - len(text)))) >= 0
+            if (at := self._decoded.find(text, max(0, before - len(text) + 1))) >= 0
         ]
         return min(found)[1:] if found else None

@@ -56,13 +56,12 @@ KG_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 KG_INLINE Mask16 less(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 KG_INLINE Mask16 equal(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
 KG_INLINE F16 select(Mask16 m, F16 yes, F16 no) { return {_mm512_mask_blend_ps(m.m, no.v, yes.v)}; }
+KG_INLINE Mask16 both(Mask16 a, Mask16 b) { return {(__mmask16)(a.m & b.m)}; }
 KG_INLINE Mask16 lanes(unsigned bits) { return {(__mmask16)bits}; }
 KG_INLINE unsigned bits(Mask16 m) { return m.m; }
 
-// Multiplies by 2^n where the low bits of `n` (as it comes out of round_magic) hold the integer n.
-KG_INLINE F16 scale_exponent(F16 a, F16 n) {
-  return {(__m512)((__v16su)a.v + ((__v16su)n.v << 23))};
-}
+// 2^n, where the low bits of `magic` (1.5 * 2^23 + n) hold the integer n, -126 <= n <= 127.
+KG_INLINE F16 pow2(F16 magic) { return {(__m512)(((__v16su)magic.v << 23) + 0x3f800000u)}; }
 
 // 16 pairs of neighbouring bfloat16: the first or the second of each as float32, exact.
 KG_INLINE F16 load_even(const bf16* p) { return {(__m512)((__v16su)_mm512_loadu_si512(p) << 16)}; }
@@ -102,6 +101,7 @@ KG_INLINE Mask16 equal(F16 a, F16 b) {
 KG_INLINE F16 select(Mask16 m, F16 yes, F16 no) {
   return {_mm256_blendv_ps(no.lo, yes.lo, m.lo), _mm256_blendv_ps(no.hi, yes.hi, m.hi)};
 }
+KG_INLINE Mask16 both(Mask16 a, Mask16 b) { return {_mm256_and_ps(a.lo, b.lo), _mm256_and_ps(a.hi, b.hi)}; }
 KG_INLINE Mask16 lanes(unsigned bits) {
   const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
   const __m256i lo = _mm256_and_si256(_mm256_set1_epi32((int)bits), bit);
@@ -113,12 +113,9 @@ KG_INLINE unsigned bits(Mask16 m) {
   return (unsigned)_mm256_movemask_ps(m.lo) | (unsigned)_mm256_movemask_ps(m.hi) << 8;
 }
 
-// Multiplies by 2^n where the low bits of `n` (as it comes out of round_magic) hold the integer n.
-KG_INLINE F16 scale_exponent(F16 a, F16 n) {
-  const __m256i lo = _mm256_slli_epi32(_mm256_castps_si256(n.lo), 23);
-  const __m256i hi = _mm256_slli_epi32(_mm256_castps_si256(n.hi), 23);
-  return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.lo), lo)),
-          _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a.hi), hi))};
+// 2^n, where the low bits of `magic` (1.5 * 2^23 + n) hold the integer n, -126 <= n <= 127.
+KG_INLINE F16 pow2(F16 magic) {
+  return {(__m256)(((__v8su)magic.lo << 23) + 0x3f800000u), (__m256)(((__v8su)magic.hi << 23) + 0x3f800000u)};
 }
 
 // 16 pairs of neighbouring bfloat16: the first or the second of each as float32, exact.

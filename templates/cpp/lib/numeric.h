@@ -65,7 +65,7 @@ KG_INLINE float exp2_weight(float x) {
   const float t = x + poly::ROUND;
   const float f = x - (t - poly::ROUND);
   const float p = __builtin_fmaf(f, poly::horner(poly::EXP2, f), 1.0f);
-  const float y = float_of(bits_of(p) + (bits_of(t) << 23));
+  const float y = p * float_of((bits_of(t) << 23) + 0x3f800000u);
   return x < -125.0f ? 0.0f : y;
 }
 
@@ -79,7 +79,7 @@ KG_INLINE F16 exp2_weight(F16 x) {
   p = fma(p, f, splat(poly::EXP2[1]));
   p = fma(p, f, splat(poly::EXP2[0]));
   p = fma(f, p, splat(1.0f));
-  return select(less(x, splat(-125.0f)), zero(), scale_exponent(p, t));
+  return select(less(x, splat(-125.0f)), zero(), p * pow2(t));
 }
 
 // Natural logarithm of a normal positive x, within 2 ulp.

@@ -1,70 +1,65 @@
-// Row programs: reductions over one row with a fixed order, and table rows.
+// Row programs: what a fused kernel that works on whole token rows is made of.
 //
-// A reduction keeps 16 running lanes (element i goes to lane i mod 16) and folds them as the tree
-// 8, 4, 2, 1: the same bits in every instruction set and wherever it is inlined.
+// Reductions over a row always use 16 partial results (element i goes to partial i mod 16, in order)
+// joined by the tree of sum_lanes: the bits depend on the row's width alone.
 #pragma once
 #include "numeric.h"
+#include "team.h"
 
 namespace kg {
 
-KG_INLINE float larger(float a, float b) { return a > b ? a : b; }
-KG_INLINE float smaller(float a, float b) { return a < b ? a : b; }
-
-namespace detail {
-template <int WIDTH, class Element, class Fold>
-KG_INLINE float row_fold(float start, const Element& element, const Fold& fold) {
-  alignas(64) float lane[LANES];
-  for (int l = 0; l < LANES; ++l) lane[l] = start;
-  constexpr int whole = WIDTH / LANES * LANES;
-  for (int i = 0; i < whole; i += LANES) {
-    for (int l = 0; l < LANES; ++l) lane[l] = fold(lane[l], element(i + l));
+// Sum over i < N of value(i), value returning float.
+template <int N, class Value>
+KG_INLINE float row_sum(const Value& value) {
+  F16 sum = zero();
+  alignas(64) float part[LANES];
+  for (int i = 0; i + LANES <= N; i += LANES) {
+    for (int j = 0; j < LANES; ++j) part[j] = value(i + j);
+    sum = sum + load(part);
   }
-  for (int l = 0; l < WIDTH - whole; ++l) lane[l] = fold(lane[l], element(whole + l));
-  for (int step = LANES / 2; step > 0; step /= 2) {
-    for (int l = 0; l < step; ++l) lane[l] = fold(lane[l], lane[l + step]);
+  if constexpr (N % LANES != 0) {
+    for (int j = 0; j < LANES; ++j) part[j] = j < N % LANES ? value(N - N % LANES + j) : 0.0f;
+    sum = sum + load(part);
   }
-  return lane[0];
-}
-}  // namespace detail
-
-// Sum, mean and maximum of element(i), i = 0 ... WIDTH - 1.
-template <int WIDTH, class Element>
-KG_INLINE float row_sum(const Element& element) {
-  return detail::row_fold<WIDTH>(0.0f, element, [](float a, float b) { return a + b; });
-}
-template <int WIDTH, class Element>
-KG_INLINE float row_mean(const Element& element) {
-  return row_sum<WIDTH>(element) * (1.0f / WIDTH);
-}
-template <int WIDTH, class Element>
-KG_INLINE float row_max(const Element& element) {
-  return detail::row_fold<WIDTH>(-__builtin_inff(), element, larger);
+  return sum_lanes(sum);
 }
 
-// Row `id` of a table [ROWS, WIDTH] stored row by row or in panels of 32 rows; zeros for other ids.
-template <class T, bool PANELS, int ROWS, int WIDTH>
-class TableRow {
- public:
-  TableRow(const T* table, int32_t id) {
-    if (id < 0 || id >= ROWS) return;
-    inside_ = true;
-    if constexpr (PANELS) {
-      constexpr int padded = (WIDTH + 1) / 2 * 2;
-      at_ = table + (size_t)(id / 32) * padded * 32 + (id % 32) * pair;
-    } else {
-      at_ = table + (size_t)id * WIDTH;
-    }
+// Largest value(i), i < N.
+template <int N, class Value>
+KG_INLINE float row_max(const Value& value) {
+  F16 top = splat(-__builtin_inff());
+  alignas(64) float part[LANES];
+  for (int i = 0; i + LANES <= N; i += LANES) {
+    for (int j = 0; j < LANES; ++j) part[j] = value(i + j);
+    top = max(load(part), top);
   }
-  float operator[](int i) const {
-    if (!inside_) return 0.0f;
-    if constexpr (PANELS) return to_float(at_[(size_t)(i / pair) * 32 * pair + i % pair]);
-    return to_float(at_[i]);
+  if constexpr (N % LANES != 0) {
+    for (int j = 0; j < LANES; ++j) part[j] = j < N % LANES ? value(N - N % LANES + j) : -__builtin_inff();
+    top = max(load(part), top);
   }
+  return max_lanes(top);
+}
 
- private:
-  static constexpr int pair = sizeof(T) == 2 ? 2 : 1;  // bfloat16 panels keep two columns side by side
-  const T* at_ = nullptr;
-  bool inside_ = false;
+// Calls body(t) for this thread's share of the rows.
+template <class Body>
+KG_INLINE void for_rows(const Worker& me, int rows, const Body& body) {
+  const Range mine = me.share(rows);
+  for (int t = mine.begin; t < mine.end; ++t) body(t);
+}
+
+// Row `row` of a matrix with K columns that is stored in panels (abi.md): a tied embedding exists
+// only as the head's panels, and is gathered from there.
+template <class T, int K>
+struct PanelRow {
+  const T* first;
+  KG_INLINE T operator[](int k) const {
+    return sizeof(T) == 2 ? first[k / 2 * 64 + k % 2] : first[k * 32];
+  }
 };
+template <int K, class T>
+KG_INLINE PanelRow<T, K> panel_row(const T* panels, int row) {
+  constexpr int padded = (K + 1) / 2 * 2;
+  return {panels + (size_t)(row / 32) * padded * 32 + row % 32 * (sizeof(T) == 2 ? 2 : 1)};
+}
 
 }  // namespace kg

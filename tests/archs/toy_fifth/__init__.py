@@ -1,4 +1,4 @@
-"""A decoder that no one ships: attention and MLP side by side, squared ReLU, every other layer NoPE."""
+"""A decoder that no one ships: attention and MLP side by side, squared ReLU, half without RoPE."""
 
 from kernelgen.archs.architecture import Architecture, class_matcher
 from toy_fifth.lower import lower

@@ -1,5 +1,0 @@
-"""Owns `python -m kernelgen.cli`."""
-
-from kernelgen.cli.app import main
-
-main()

@@ -1,0 +1,85 @@
+"""Owns `verify` from model to report: a build of its own, its kernels, then the whole model."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernelgen.cli.model import ModelSource
+from kernelgen.cli.pipeline import build_model, lowered
+from kernelgen.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from kernelgen.verify.checks import Report
+    from kernelgen.verify.model_cases import Case
+
+_RECORDED = "cases.npz"
+
+
+def verify_model(
+    source: ModelSource,
+    target: str,
+    *,
+    reference: Path | None = None,
+    fusion: bool = True,
+    dtype: str = "float32",
+    isas: tuple[str, ...] | None = None,
+    progress: Callable[[Any], None] | None = None,
+) -> Report:
+    """Builds the model and checks every kernel, then the model against recorded cases.
+
+    `reference`: the recorded cases, else `cases.npz` in the checkpoint's folder, else what the
+    references of the ops give in float64. `isas`: libraries whose kernels are checked, all that
+    this machine runs by default; the model itself runs on the best one. Raises what `build_model`
+    raises, and `UsageError` for files that do not hold what they must.
+    """
+    from kernelgen.verify.built import read_build
+    from kernelgen.verify.checks import Report
+    from kernelgen.verify.model_checks import ModelUnderTest, check_model
+    from kernelgen.verify.supervisor import check_kernels
+
+    recorded = _recorded(source, reference)
+    with tempfile.TemporaryDirectory(prefix="kernelgen-verify-") as folder:
+        built = read_build(
+            Path(
+                build_model(
+                    source, [target], Path(folder), fusion=fusion, dtype=dtype, progress=progress
+                ).folder
+            )
+        )
+        checks = check_kernels(built, isas=isas, progress=progress)
+        notes: list[str] = []
+        if source.folder is None or not any(source.folder.glob("*.safetensors")):
+            notes.append("the model itself was not run: there are no weights beside the config")
+        else:
+            if recorded is None:
+                recorded = _own(source, dtype)
+                notes.append(f"no {_RECORDED}: the model was checked against its ops' references")
+            model = ModelUnderTest(built, source.folder)
+            checks += check_model(model, recorded, progress=progress)
+    return Report(source.name, target, dtype, fusion, checks, tuple(notes))
+
+
+def _recorded(source: ModelSource, reference: Path | None) -> tuple[Case, ...] | None:
+    """Read before anything is built, so that a wrong file is said at once."""
+    from kernelgen.verify.model_cases import read_cases
+
+    if reference is not None:
+        if source.folder is None:
+            raise UsageError("recorded cases need weights", where=source.given,
+                             allowed="a checkpoint folder")  # fmt: skip
+        return read_cases(reference)
+    beside = source.folder / _RECORDED if source.folder else None
+    return read_cases(beside) if beside is not None and beside.is_file() else None
+
+
+def _own(source: ModelSource, dtype: str) -> tuple[Case, ...]:
+    from kernelgen.verify.own_cases import own_cases
+    from kernelgen.verify.parameters import load_parameters
+
+    model = lowered(source, dtype)
+    assert source.folder is not None, "asked only where there are weights"
+    rules = model.architecture.checkpoint(model.spec, model.graph)
+    return own_cases(model.graph, load_parameters(source.folder, rules), model.spec.vocab)

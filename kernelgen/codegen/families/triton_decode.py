@@ -1,0 +1,238 @@
+"""Owns decode attention: one query row a request, its cache cut into splits that different blocks read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelgen.codegen.families.roles import AttentionRoles, attention_roles
+from kernelgen.codegen.families.triton_block import (
+    WARP,
+    Footprint,
+    ceil_div,
+    frame_registers,
+    next_power_of_two,
+)
+from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote
+from kernelgen.codegen.families.triton_time import (
+    LATENCY_US,
+    NEAR_LATENCY_US,
+    REDUCE_US,
+    TICKET_US,
+    UNIT_GB_S,
+    Demand,
+    Grid,
+    Timing,
+    timing,
+)
+from kernelgen.hw.device import Device
+from kernelgen.ir.op import Trait
+from kernelgen.ir.types import Sizes
+from kernelgen.ops import Attention
+from kernelgen.planner.cost import region_bytes, region_flops
+from kernelgen.planner.family import Pass, Refusal
+from kernelgen.planner.network import Region
+
+PAGE = 16
+"""tokens of a cache page: a step reads whole pages"""
+_PAGES_SHARE = 0.95
+"""of the read bandwidth, for pages of 4 KiB in any order: what the best public kernels reach on 2 GiB (H200)"""
+_LAST_STEP_US, _STEP_US, _TOKEN_US = 0.8, 0.5, 0.004
+"""scores, softmax and sums: of the last step, and in the chain of a step and of each of its entries. Fitted to the small
+cases of those kernels."""
+_LEAST_HEADS = 16  # the short side of a tensor core product
+
+ONE_BLOCK, LAST_BLOCK, SECOND_KERNEL = 0, 1, 2
+"""values of `combine`: nothing to merge; the last block of a row merges; a second kernel merges"""
+
+
+@dataclass(frozen=True)
+class DecodeProblem:
+    """Attention of one new token a request, as numbers."""
+
+    requests: int
+    heads: int
+    kv_heads: int
+    width: int
+    """of a head"""
+    cache_bits: int
+    visible: int
+    """cache entries that a request reads"""
+    statistics: int
+    """norms of heads on the way"""
+    prep_ops: int
+    insert: bool
+    bytes: int
+    flops: int
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a cache head: a block computes them together."""
+        return self.heads // self.kv_heads
+
+
+def decode_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> DecodeProblem:
+    """The numbers of a matched region."""
+    op = roles.anchor.op
+    assert isinstance(op, Attention)
+    q, state = (region.value(name).type for name in roles.anchor.inputs[:2])
+    prep = (*roles.query, *roles.keys)
+    types = region.network.block.input_types
+    return DecodeProblem(
+        requests=sizes.rows,
+        heads=q.static_elements // q.row_width,
+        kv_heads=state.static_elements // state.row_width,
+        width=q.row_width,
+        cache_bits=state.dtype.bits,
+        visible=op.visible(sizes),
+        statistics=min(1, sum(n.op.has(Trait.ROW_REDUCE) for n in prep)),
+        prep_ops=sum(n.op.flops(types(n), sizes) for n in prep),
+        insert=roles.insert is not None,
+        bytes=region_bytes(region, sizes),
+        flops=region_flops(region, sizes),
+    )
+
+
+@dataclass(frozen=True)
+class DecodeTile:
+    """A block reads one of `splits` parts of one cache head of one request, `tokens` entries a step."""
+
+    tokens: int
+    splits: int
+    stages: int
+    warps: int
+    combine: int
+
+    def part(self, problem: DecodeProblem) -> int:
+        """Entries of one split, whole pages."""
+        return ceil_div(ceil_div(problem.visible, self.splits), PAGE) * PAGE
+
+    def footprint(self, problem: DecodeProblem) -> Footprint:
+        """Shared memory: `stages` steps of keys and values. Registers: sums of all heads, scores of a step."""
+        heads, width = max(_LEAST_HEADS, problem.group), next_power_of_two(problem.width)
+        shared = self.stages * self.tokens * 2 * width * problem.cache_bits // 8
+        held = (heads * width + 1.5 * heads * self.tokens) / (self.warps * WARP)
+        return Footprint(self.warps, frame_registers(held + 16), shared + heads * width * 4)
+
+    def problems(self, problem: DecodeProblem, device: Device) -> tuple[str, ...]:
+        """Limits of the block, splits without work, and a merge that does not fit the splits."""
+        found = list(self.footprint(problem).problems(device))
+        if (self.splits == 1) != (self.combine == ONE_BLOCK):
+            found.append("partial results are merged where there are several splits, and only there")
+        if self.splits > 1 and self.part(problem) < self.tokens:
+            found.append(f"{problem.visible} entries in {self.splits} splits leave less than a step")
+        if self.splits == 1 and self.tokens > max(PAGE, next_power_of_two(problem.visible)):
+            found.append(f"a step is longer than the {problem.visible} visible entries")
+        return tuple(found)
+
+    def partial_bytes(self, problem: DecodeProblem) -> int:
+        """float32 sums, largest scores and denominators of all splits."""
+        if self.splits == 1:
+            return 0
+        return problem.requests * problem.heads * self.splits * (problem.width + 2) * 4
+
+    def merged_us(self, problem: DecodeProblem) -> float:
+        """One block reads all partial results of its heads."""
+        size = self.splits * problem.group * (problem.width + 2) * 4
+        return size / (UNIT_GB_S * 1e3)
+
+    def time(self, problem: DecodeProblem, device: Device) -> Timing:
+        """Pages from memory once. Every split prepares the query again; the last one also stores the new row."""
+        blocks = problem.requests * problem.kv_heads * self.splits
+        pairs = problem.requests * problem.visible
+        padded = max(_LEAST_HEADS, problem.group) * problem.kv_heads
+        merge = TICKET_US + self.merged_us(problem) if self.combine == LAST_BLOCK else 0.0
+        step = _STEP_US + self.tokens * _TOKEN_US
+        grid = Grid(
+            blocks=blocks,
+            footprint=self.footprint(problem),
+            steps=ceil_div(self.part(problem), self.tokens),
+            in_flight=max(1, self.stages - 1),
+            step_us=step,
+            lead_us=2 * LATENCY_US + problem.statistics * REDUCE_US,  # lengths, then page numbers
+            tail_us=_LAST_STEP_US + 2 * REDUCE_US + merge,
+        )
+        demand = Demand(
+            memory_bytes=problem.bytes,
+            cache_bytes=problem.bytes + 2 * self.partial_bytes(problem),
+            vector_ops=14.0 * pairs * padded + self.splits * problem.prep_ops,
+            tensor_flops=4.0 * pairs * padded * next_power_of_two(problem.width),
+            tensor_dtype="bfloat16" if problem.cache_bits == 16 else "float32",
+            tensor_share=0.3,
+            bandwidth_share=_PAGES_SHARE,
+        )
+        return timing(grid, demand, device)
+
+    def masks(self, problem: DecodeProblem) -> tuple[str, ...]:
+        """Lengths are known to the step only: the last page of a request is always masked."""
+        return (
+            "masked entries: the last page of each request",
+            *masked("heads", problem.group, _LEAST_HEADS),
+            *masked("head", problem.width, next_power_of_two(problem.width)),
+        )
+
+
+def merge_us(problem: DecodeProblem, tile: DecodeTile, device: Device) -> float:
+    """The second kernel's time, boundary included."""
+    blocks = problem.requests * problem.kv_heads
+    crowding = ceil_div(blocks, device.units)
+    return device.boundary_us + NEAR_LATENCY_US + REDUCE_US + crowding * tile.merged_us(problem)
+
+
+def space() -> Iterator[DecodeTile]:
+    """All tiles, those without a merge first."""
+    for splits in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128):
+        for combine in (ONE_BLOCK,) if splits == 1 else (LAST_BLOCK, SECOND_KERNEL):
+            for tokens in (64, 128, 32, 16):
+                for stages in (3, 2, 4):
+                    for warps in (4, 8, 2):
+                        yield DecodeTile(tokens, splits, stages, warps, combine)
+
+
+@lru_cache(maxsize=1024)
+def decode(problem: DecodeProblem, device: Device) -> Best[DecodeProblem] | Refusal:
+    """The best tile for a problem, the time of a second kernel counted."""
+    return best(space(), problem, device, lambda tile: _second(tile, problem, device))
+
+
+def _second(tile: object, problem: DecodeProblem, device: Device) -> float:
+    assert isinstance(tile, DecodeTile)
+    return merge_us(problem, tile, device) if tile.combine == SECOND_KERNEL else 0.0
+
+
+
+
+def decode_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:
+    """Attention of a decode step; None in a prompt."""
+    return attention_roles(region, phase) if phase == "decode" else None
+
+
+def quote_decode(
+    region: Region, roles: AttentionRoles, sizes: Sizes, device: Device
+) -> Quote | Refusal:
+    """The best tile with its partial results, its counters, and its second kernel where it has one."""
+    problem = decode_problem(region, roles, sizes)
+    found = decode(problem, device)
+    if isinstance(found, Refusal):
+        return found
+    tile = found.tile
+    assert isinstance(tile, DecodeTile)
+    passes: tuple[Pass, ...] = ()
+    partial, merge = tile.partial_bytes(problem), "nothing to merge"
+    if tile.combine == LAST_BLOCK:
+        merge = "the last block of a cache head merges the splits"
+    elif tile.combine == SECOND_KERNEL:
+        merge = "a second kernel merges the splits"
+        passes = (Pass("merge", 2 * partial, merge_us(problem, tile, device), merge),)
+    return Quote(
+        best=found,
+        bytes=problem.bytes,
+        flops=problem.flops,
+        problem=problem,
+        scratch_bytes=max(LEAST_BYTES, partial),
+        counters=problem.requests * problem.kv_heads,
+        passes=passes,
+        notes=(f"{tile.splits} splits of {tile.part(problem)} entries, {merge}",),
+    )

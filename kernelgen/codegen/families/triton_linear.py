@@ -1,0 +1,63 @@
+"""Owns the product families side by side: one-row, few-row and many-row products of the same regions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kernelgen.codegen.families.roles import LinearRoles, linear_roles
+from kernelgen.codegen.families.triton_choice import Best
+from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote
+from kernelgen.codegen.families.triton_product import Product, product
+from kernelgen.codegen.families.triton_skinny import SkinnyTile
+from kernelgen.hw.device import Device
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.family import Refusal
+from kernelgen.planner.network import Region
+
+Chooser = Callable[[Product, Device], Best[Product] | Refusal]
+
+
+def product_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
+    """Products of one row with what prepares and finishes them."""
+    return linear_roles(region)
+
+
+def quote_product(
+    choose: Chooser,
+) -> Callable[[Region, LinearRoles, Sizes, Device], Quote | Refusal]:
+    """The quote of the family whose tiles `choose` knows."""
+
+    def quote(
+        region: Region, roles: LinearRoles, sizes: Sizes, device: Device
+    ) -> Quote | Refusal:
+        problem = product(region, roles, sizes)
+        found = choose(problem, device)
+        if isinstance(found, Refusal):
+            return found
+        scratch = counters = 0
+        tile = found.tile
+        if isinstance(tile, SkinnyTile):
+            scratch = max(LEAST_BYTES, tile.partial_bytes(problem))
+            counters = problem.tiles(tile.outputs)
+        return Quote(
+            best=found,
+            bytes=problem.bytes,
+            flops=problem.flops,
+            problem=problem,
+            scratch_bytes=scratch,
+            counters=counters,
+            notes=prep_notes(problem),
+        )
+
+    return quote
+
+
+def prep_notes(problem: Product) -> tuple[str, ...]:
+    """How the rows are prepared, in words."""
+    prep = problem.prep
+    if prep is None:
+        return ()
+    if prep.deferred:
+        return ("the row statistic is summed on the way and scales the finished sums",)
+    again = f"{prep.passes} passes over the row in every block" if prep.passes > 1 else "on the way"
+    return (f"rows are prepared by {again}",)

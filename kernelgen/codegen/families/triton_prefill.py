@@ -1,0 +1,167 @@
+"""Owns prompt attention: tiles of queries of one head walk the visible keys, scores never leave the block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelgen.codegen.families.roles import AttentionRoles, attention_roles
+from kernelgen.codegen.families.triton_block import (
+    WARP,
+    Footprint,
+    ceil_div,
+    frame_registers,
+    next_power_of_two,
+)
+from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_family import Quote
+from kernelgen.codegen.families.triton_time import LATENCY_US, REDUCE_US, Demand, Grid, Timing, timing
+from kernelgen.hw.device import Device
+from kernelgen.ir.op import Trait
+from kernelgen.ir.types import Sizes
+from kernelgen.ops import Attention
+from kernelgen.planner.cost import region_bytes, region_flops
+from kernelgen.planner.family import Refusal
+from kernelgen.planner.network import Region
+
+_SHARE = 0.5
+"""of the large product's rate that scores and sums reach together: torch's flash kernel has 0.40, FA3 0.75 (H200, 8,192
+tokens, 32 heads of 128)"""
+
+
+@dataclass(frozen=True)
+class PrefillProblem:
+    """Attention of a prompt, as numbers."""
+
+    queries: int
+    heads: int
+    kv_heads: int
+    width: int
+    cache_bits: int
+    pairs: int
+    """query-key pairs of one head, causal and window"""
+    visible: int
+    """entries that the last query reads"""
+    window: bool
+    statistics: int
+    prep_ops: int
+    bytes: int
+    flops: int
+
+
+def prefill_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> PrefillProblem:
+    """The numbers of a matched region."""
+    op = roles.anchor.op
+    assert isinstance(op, Attention)
+    q, state = (region.value(name).type for name in roles.anchor.inputs[:2])
+    types = region.network.block.input_types
+    return PrefillProblem(
+        queries=sizes.tokens,
+        heads=q.static_elements // q.row_width,
+        kv_heads=state.static_elements // state.row_width,
+        width=q.row_width,
+        cache_bits=state.dtype.bits,
+        pairs=op.pairs(sizes),
+        visible=op.visible(sizes),
+        window=op.window is not None,
+        statistics=min(1, sum(n.op.has(Trait.ROW_REDUCE) for n in roles.query)),
+        prep_ops=sum(n.op.flops(types(n), sizes) for n in roles.query),
+        bytes=region_bytes(region, sizes),
+        flops=region_flops(region, sizes),
+    )
+
+
+@dataclass(frozen=True)
+class PrefillTile:
+    """A block computes `rows` queries of one head, `tokens` keys at a time; with a window it starts at its first tile."""
+
+    rows: int
+    tokens: int
+    stages: int
+    warps: int
+
+    def steps(self, problem: PrefillProblem) -> int:
+        """Key tiles that a block with the mean number of visible keys walks."""
+        mean = ceil_div(problem.pairs, problem.queries)
+        return ceil_div(mean + self.rows // 2, self.tokens)
+
+    def footprint(self, problem: PrefillProblem) -> Footprint:
+        """Shared memory: the queries, `stages` steps of keys and values. Registers: sums, scores, their exponentials."""
+        width, size = next_power_of_two(problem.width), problem.cache_bits // 8
+        shared = (self.rows + self.stages * self.tokens * 2) * width * size
+        held = self.rows * (width + 1.5 * self.tokens) / (self.warps * WARP)
+        return Footprint(self.warps, frame_registers(held), shared)
+
+    def problems(self, problem: PrefillProblem, device: Device) -> tuple[str, ...]:
+        """Limits of the block, and more warps than 16-row bands."""
+        found = list(self.footprint(problem).problems(device))
+        if self.rows < 16 * self.warps:
+            found.append(f"{self.warps} warps have no 16 rows each")
+        return tuple(found)
+
+    def time(self, problem: PrefillProblem, device: Device) -> Timing:
+        """Arithmetic of whole tiles. The last block of a causal prompt walks twice the mean."""
+        bands = ceil_div(problem.queries, self.rows)
+        blocks, steps = bands * problem.heads, self.steps(problem)
+        walked = blocks * steps * self.tokens
+        width = next_power_of_two(problem.width)
+        longest = problem.visible * problem.queries / problem.pairs
+        grid = Grid(
+            blocks=blocks,
+            footprint=self.footprint(problem),
+            steps=steps,
+            in_flight=max(1, self.stages - 1),
+            lead_us=LATENCY_US + problem.statistics * REDUCE_US,
+            tail_us=REDUCE_US,
+        )
+        demand = Demand(
+            memory_bytes=problem.bytes,
+            cache_bytes=walked * 2 * problem.width * problem.cache_bits // 8,
+            vector_ops=6.0 * walked * self.rows + problem.prep_ops,
+            tensor_flops=4.0 * walked * self.rows * width,
+            tensor_dtype="bfloat16" if problem.cache_bits == 16 else "float32",
+            tensor_share=_SHARE,
+            longest=longest,
+        )
+        return timing(grid, demand, device)
+
+    def masks(self, problem: PrefillProblem) -> tuple[str, ...]:
+        """The diagonal, the window's far edge, and what does not divide."""
+        edges = "the diagonal and the window's far edge" if problem.window else "the diagonal"
+        return (
+            f"masked entries: {edges}",
+            *masked("queries", problem.queries, self.rows),
+            *masked("head", problem.width, next_power_of_two(problem.width)),
+        )
+
+
+def space() -> Iterator[PrefillTile]:
+    """All tiles."""
+    for rows in (128, 64, 32, 16):
+        for tokens in (128, 64, 32):
+            for stages in (2, 3):
+                for warps in (8, 4, 2, 1):
+                    yield PrefillTile(rows, tokens, stages, warps)
+
+
+@lru_cache(maxsize=1024)
+def prefill(problem: PrefillProblem, device: Device) -> Best[PrefillProblem] | Refusal:
+    """The best tile for a problem."""
+    return best(space(), problem, device)
+
+
+def prefill_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:
+    """Attention of a prompt; None in a decode step."""
+    return attention_roles(region, phase) if phase != "decode" else None
+
+
+def quote_prefill(
+    region: Region, roles: AttentionRoles, sizes: Sizes, device: Device
+) -> Quote | Refusal:
+    """The best tile."""
+    problem = prefill_problem(region, roles, sizes)
+    found = prefill(problem, device)
+    if isinstance(found, Refusal):
+        return found
+    return Quote(found, problem.bytes, problem.flops, problem)

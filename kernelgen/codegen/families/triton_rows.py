@@ -1,0 +1,153 @@
+"""Owns the row kernels: norms, rotations, inserts, embeddings and other ops that each row decides for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from kernelgen.codegen.families.roles import RowRoles, row_roles
+from kernelgen.codegen.families.triton_block import (
+    WARP,
+    Footprint,
+    ceil_div,
+    frame_registers,
+    next_power_of_two,
+)
+from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_family import Quote
+from kernelgen.codegen.families.triton_time import NEAR_LATENCY_US, REDUCE_US, Demand, Grid, Timing, timing
+from kernelgen.hw.device import Device
+from kernelgen.ir.graph import Node
+from kernelgen.ir.op import Trait
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.cost import region_bytes, region_flops
+from kernelgen.planner.family import Refusal
+from kernelgen.planner.network import Region, bits
+
+_LIVE_VALUES = 3  # row values that a thread holds at a time: two inputs and a result
+
+
+@dataclass(frozen=True)
+class RowsProblem:
+    """Row ops as numbers."""
+
+    rows: int
+    """token or logit rows, times heads where the ops work on single heads"""
+    width: int
+    depth: int
+    """row reductions that wait for one another"""
+    gathers: bool
+    """whether an index has to be loaded before the row"""
+    bytes: int
+    flops: int
+
+
+def rows_problem(region: Region, sizes: Sizes) -> RowsProblem:
+    """The numbers of a matched region; the widest op decides rows and width."""
+    shapes = []
+    for node in region.nodes:
+        of = node.inputs[1] if node.op.has(Trait.STATE_WRITE) else node.outputs[0]
+        type_ = region.value(node.inputs[0] if node.op.has(Trait.ROW_REDUCE) else of).type
+        shapes.append((type_.row_width, type_.elements(sizes) // type_.row_width))
+    width = max(w for w, _ in shapes)
+    return RowsProblem(
+        rows=max(rows for w, rows in shapes if w == width),
+        width=width,
+        depth=_depth(region),
+        gathers=bool(region.with_trait(Trait.GATHER | Trait.SELECT | Trait.STATE_WRITE)),
+        bytes=region_bytes(region, sizes),
+        flops=region_flops(region, sizes),
+    )
+
+
+def _depth(region: Region) -> int:
+    """The most row reductions on one path."""
+    net = region.network
+    found: dict[int, int] = {}
+    for i in bits(region.mask):
+        before = max((found[j] for j in bits(net.before[i] & region.mask)), default=0)
+        found[i] = before + _reduces(net.nodes[i])
+    return max(found.values())
+
+
+def _reduces(node: Node) -> int:
+    return int(node.op.has(Trait.ROW_REDUCE))
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """A block handles `rows` rows; a row wider than `width` is walked in parts, once more for each reduction."""
+
+    rows: int
+    width: int
+    warps: int
+
+    def footprint(self, problem: RowsProblem) -> Footprint:
+        """Registers: a few float32 values for each element of the block."""
+        each = _LIVE_VALUES * self.rows * self.width / (self.warps * WARP)
+        return Footprint(self.warps, frame_registers(each), shared_bytes=self.warps * 256)
+
+    def problems(self, problem: RowsProblem, device: Device) -> tuple[str, ...]:
+        """Limits of the block, and parts or threads that would be idle."""
+        found = list(self.footprint(problem).problems(device))
+        if self.width > max(WARP, next_power_of_two(problem.width)):
+            found.append(f"a part is longer than the row of {problem.width}")
+        if self.rows > 1 and (self.width < problem.width or self.rows >= 2 * problem.rows):
+            found.append("several rows in a block only where there are as many and each fits whole")
+        if self.rows * self.width < self.warps * WARP:
+            found.append("more threads than elements")
+        return tuple(found)
+
+    def time(self, problem: RowsProblem, device: Device) -> Timing:
+        """Inputs once, outputs once; parts of long rows again for every reduction, from the L2 cache."""
+        parts = ceil_div(problem.width, self.width)
+        again = 1 + (problem.depth if parts > 1 else 0)
+        grid = Grid(
+            blocks=ceil_div(problem.rows, self.rows),
+            footprint=self.footprint(problem),
+            steps=parts * again,
+            in_flight=parts,
+            lead_us=NEAR_LATENCY_US * (1 + problem.gathers) + REDUCE_US * problem.depth,
+            tail_us=REDUCE_US,
+        )
+        demand = Demand(
+            memory_bytes=problem.bytes,
+            cache_bytes=problem.bytes * again,
+            vector_ops=problem.flops + problem.bytes / 2,
+            copies=True,
+        )
+        return timing(grid, demand, device)
+
+    def masks(self, problem: RowsProblem) -> tuple[str, ...]:
+        """The rest of a row and the last block."""
+        return (
+            *masked("width", problem.width, self.width),
+            *masked("rows", problem.rows, self.rows),
+        )
+
+
+def space() -> Iterator[RowsTile]:
+    """All tiles, one row a block first."""
+    for rows in (1, 2, 4, 8):
+        for width in (1024, 4096, 2048, 8192, 512, 256, 128, 64, 32, 16384):
+            for warps in (4, 8, 2, 1, 16):
+                yield RowsTile(rows, width, warps)
+
+
+@lru_cache(maxsize=4096)
+def rows(problem: RowsProblem, device: Device) -> Best[RowsProblem] | Refusal:
+    """The best tile for a problem."""
+    return best(space(), problem, device)
+
+
+def rows_roles(region: Region, phase: str) -> RowRoles | Refusal | None:
+    """Row ops, also side by side: blocks take the rows of each in turn."""
+    return row_roles(region, side_by_side=True)
+
+
+def quote_rows(region: Region, roles: RowRoles, sizes: Sizes, device: Device) -> Quote | Refusal:
+    """The best tile."""
+    problem = rows_problem(region, sizes)
+    found = rows(problem, device)
+    return found if isinstance(found, Refusal) else Quote(found, problem.bytes, problem.flops, problem)

@@ -1,0 +1,84 @@
+"""Owns which token ids a sampling kernel may choose, given how far its logits may be off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelgen.ops.step import StepView
+from kernelgen.verify.bounds import LIBRARY, U, summed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NOISE_ERROR = 1e-5
+"""absolute, of a noise computed in float32: it is at most 23, two logarithms of 2 ulp each"""
+
+
+def noise(seed: int, position: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The keyed noise of many ids at once: what `ops.sample` says for one."""
+    low, high = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
+    h = np.zeros(len(ids), np.uint32)
+    for word in (low, high, position & 0xFFFFFFFF, ids.astype(np.uint32)):
+        k = np.uint32(word) * np.full(len(ids), 0xCC9E2D51, np.uint32)
+        h ^= (k << 15 | k >> 17) * np.uint32(0x1B873593)
+        h = (h << 13 | h >> 19) * np.uint32(5) + np.uint32(0xE6546B64)
+    h ^= np.uint32(16)
+    h = (h ^ h >> 16) * np.uint32(0x85EBCA6B)
+    h = (h ^ h >> 13) * np.uint32(0xC2B2AE35)
+    h ^= h >> 16
+    uniform = (h.astype(np.float64) + 0.5) * 2.0**-32
+    found: npt.NDArray[np.float64] = -np.log(-np.log1p(-uniform))
+    return found
+
+
+def acceptable(logits: Tensor, error: Tensor, view: StepView, row: int) -> set[int]:
+    """Ids that are right for a logit row `[vocabulary]` once float32 rounding is granted.
+
+    Nearly always one id. More where the two best noisy logits, or a candidate and the edge of
+    top-k or top-p, are closer than float32 can tell.
+    """
+    import torch
+
+    if view.temperature[row] == 0:
+        if not error.any():
+            return {int(logits.argmax())}
+        near = logits + error >= (logits - error).max()
+        return set(torch.nonzero(near).flatten().tolist())
+    x = logits / view.temperature[row]
+    off = error / view.temperature[row] + 4 * U * x.abs()
+    surely, maybe = _candidates(x, off, view.top_k[row], view.top_p[row])
+    ids = torch.nonzero(maybe).flatten()
+    found = noise(view.seed[row], view.position[row], ids.numpy())
+    noisy = x[ids] + torch.from_numpy(found)
+    slack = off[ids] + NOISE_ERROR + LIBRARY * noisy.abs()
+    sure = (noisy - slack)[surely[ids]]
+    right = noisy + slack >= sure.max() if len(sure) else torch.ones_like(ids, dtype=torch.bool)
+    return set(ids[right].tolist())
+
+
+def _candidates(x: Tensor, off: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:
+    """Masks of the ids that top-k and top-p surely keep, and of those that they may keep."""
+    import torch
+
+    order = torch.argsort(x, descending=True, stable=True)
+    ranked, slack = x[order], 2 * off[order]
+    rank = torch.arange(len(ranked))
+    surely = maybe = torch.ones_like(rank, dtype=torch.bool)
+    if 0 < top_k < len(ranked):
+        # Equal logits stay in the order of their ids, whatever rounding does to both.
+        last, out = ranked[top_k - 1], ranked[top_k]
+        surely = (rank < top_k) & ((ranked - slack > out) | (ranked == out))
+        maybe = (rank < top_k) | (ranked + slack > last) & (ranked != last)
+    if top_p < 1:
+        mass = torch.softmax(torch.where(maybe, ranked, float("-inf")), dim=0)
+        before = mass.cumsum(0) - mass
+        blur = summed(len(ranked)) + 2 * float(off.max()) + LIBRARY
+        first_alone = (rank == 0) & ((ranked - slack > ranked[1]) | (ranked == ranked[1]))
+        surely = surely & ((before < top_p - blur) | first_alone)
+        maybe = maybe & ((before < top_p + blur) | (ranked + slack >= ranked[0]))
+    place = torch.empty_like(order)
+    place[order] = rank
+    return surely[place], maybe[place]

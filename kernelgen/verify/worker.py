@@ -1,0 +1,48 @@
+"""Owns the child process that runs kernels: it may crash or hang without taking the checker along.
+
+    python -m kernelgen.verify.worker BUILD ISA KERNEL…
+
+Each line on stdout is one JSON object: `{"kernel", "step"}` before a step, `{"kernel", "checks"}`
+after a kernel. It ends early, to be started again, once a kernel has damaged memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from kernelgen.archs.registry import architectures
+from kernelgen.verify.built import read_build
+from kernelgen.verify.kernel_checks import check_kernel
+from kernelgen.verify.library import KernelLibrary
+
+
+def main(argv: Sequence[str]) -> int:
+    """Checks the named kernels of a build, in their order."""
+    folder, isa, *names = argv
+    architectures()  # out-of-tree ops become known by the import of their architecture
+    built = read_build(Path(folder))
+    library = KernelLibrary(built.libraries()[isa], isa)
+    kernels = {k.name: k for k in built.kernels}
+    for name in names:
+        checks = check_kernel(built, kernels[name], library, lambda step, n=name: _say(n, step=step))
+        _say(name, checks=[asdict(check) for check in checks])
+        if any(c.what == "memory" and not c.passed for c in checks):
+            return 0
+    return 0
+
+
+def _say(kernel: str, **what: Any) -> None:
+    print(json.dumps({"kernel": kernel, **what}), flush=True)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # A kernel that wrote where it should not may have hurt what the interpreter frees at its end.
+    os._exit(code)

@@ -1,0 +1,124 @@
+"""The sampler's reference: golden words, tails, ties, and the law it must follow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from kernelgen_runtime.errors import RequestError
+from kernelgen_runtime.sample.params import SamplingParams
+from kernelgen_runtime.sample.reference import (
+    gumbel_noise,
+    keep_top_k,
+    keep_top_p,
+    murmur3_words,
+    sample,
+    uniform,
+)
+
+GOLDEN = [
+    (0, 0, 0, 0x8134CDF8, 0.5047119838, 0.3529450),
+    (42, 0, 0, 0x6F610FE4, 0.4350747998, 0.5602576),
+    (42, 0, 1, 0x6AC7E06F, 0.4171123764, 0.6166291),
+    (42, 17, 50000, 0x0D5C162A, 0.0521863798, 2.9262547),
+    (-1, 5, 9, 0x73E5EF0E, 0.4527272616, 0.5061566),
+    (1234567890123, 4095, 151935, 0x02682AB0, 0.0094019586, 4.6621178),
+    (42, 2**30 + 17, 50000, 0xF26912C5, 0.9469157917, -1.0770058),
+]
+
+
+@pytest.mark.row("R-092")
+@pytest.mark.parametrize(("seed", "position", "token", "word", "u", "noise"), GOLDEN)
+def test_golden_vectors(
+    seed: int, position: int, token: int, word: int, u: float, noise: float
+) -> None:
+    tokens = np.array([token])
+    words = murmur3_words(seed, position, tokens)
+    assert words.tolist() == [word]
+    assert uniform(words)[0] == pytest.approx(u, abs=5e-11)
+    assert gumbel_noise(seed, position, tokens)[0] == pytest.approx(noise, abs=5e-8)
+
+
+def test_extreme_words_give_finite_noise() -> None:
+    u = uniform(np.array([0, 2**32 - 1], np.uint32))
+    noise = -np.log(-np.log1p(-u))
+    assert 0 < u[0] and u[1] < 1 and np.isfinite(noise).all()
+    assert noise[0] == pytest.approx(-math.log(0.5 * 2**-32), rel=1e-6), "the tail reaches 22.9"
+
+
+def test_noise_of_a_token_does_not_depend_on_the_vocabulary() -> None:
+    small, large = (gumbel_noise(7, 3, np.arange(size)) for size in (100, 5000))
+    assert np.array_equal(small, large[:100])
+
+
+def test_top_k_and_top_p_ties_go_to_the_lowest_id() -> None:
+    logits = np.array([1.0, 3.0, 3.0, 3.0, 0.0], np.float32)
+    assert np.isfinite(keep_top_k(logits, 2)).tolist() == [False, True, True, False, False]
+    assert np.isfinite(keep_top_p(logits, 0.5)).tolist() == [False, True, True, False, False]
+    assert np.isfinite(keep_top_p(logits, 1e-9)).tolist() == [False, True, False, False, False]
+    assert keep_top_p(logits, 1.0) is logits and keep_top_k(logits, 0) is logits
+    assert keep_top_k(logits, 5) is logits
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
+    logits = np.log(np.array([0.1, 0.4, 0.3, 0.2]))
+    for p, kept in ((0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.95, 4)):
+        assert np.isfinite(keep_top_p(logits, p)).sum() == kept, p
+
+
+def test_greedy_takes_the_lowest_of_equals() -> None:
+    assert sample(np.array([0.0, 5.0, 5.0], np.float32), 0) == 1
+
+
+@pytest.mark.row("R-092")
+def test_gumbel_sampling_follows_softmax() -> None:
+    """Chi-square of 20000 draws over 8 tokens; 24.3 is the 99.9% point of 7 degrees."""
+    logits = np.array([0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -2.0, 0.25], np.float32)
+    draws = 20_000
+    counts = np.zeros(8)
+    tokens = np.arange(8)
+    for position in range(draws):
+        counts[np.argmax(logits + gumbel_noise(99, position, tokens))] += 1
+    expected = np.exp(logits) / np.exp(logits).sum() * draws
+    assert ((counts - expected) ** 2 / expected).sum() < 24.3
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"max_tokens": 0},
+        {"max_tokens": True},
+        {"temperature": -0.1},
+        {"temperature": math.nan},
+        {"temperature": math.inf},
+        {"temperature": "1"},
+        {"top_k": -1},
+        {"top_k": 1.5},
+        {"top_p": 0},
+        {"top_p": 1.01},
+        {"top_p": math.nan},
+        {"seed": 2**63},
+        {"seed": "7"},
+        {"stop": ("",)},
+        {"stop": "word"},
+        {"stop": tuple("abcdefghijklmnopq")},
+        {"stop": ("x" * 1025,)},
+        {"stop_token_ids": [1]},
+        {"stop_token_ids": (-1,)},
+        {"ignore_eos": 1},
+    ],
+)
+def test_wrong_parameters_are_named(values: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(**values)
+    assert next(iter(values)) in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_all_wrong_parameters_are_told_together() -> None:
+    with pytest.raises(RequestError) as caught:
+        SamplingParams(temperature=-1, top_p=7, top_k=-3, stop=("y" * 5000,))
+    text = str(caught.value)
+    assert all(name in text for name in ("temperature", "top_p", "top_k", "stop"))
+    assert len(text) < 600
