@@ -22,7 +22,7 @@ class Embed(Op):
     def infer(self, inputs: Sequence[Type]) -> tuple[Type, ...]:
         """Inputs are ids `[T]` and the table `[vocabulary, hidden]`."""
         ids, table = inputs
-        if len(ids.shape) != 1 or len(table.shape) != 2:
+        if len(ids.shape) != 1 or len(table.shape) != 2 or table.leading:
             raise ValueError(f"embed: ids {ids} and table {table} must have one and two dims")
         return (Type((ids.shape[0], table.shape[1]), self.dtype),)
 

@@ -22,7 +22,7 @@ class Linear(Op):
     def infer(self, inputs: Sequence[Type]) -> tuple[Type, ...]:
         """`[rows, outputs]`; raises ValueError when the inner sizes differ."""
         x, w = inputs
-        if len(x.shape) != 2 or len(w.shape) != 2 or x.shape[1] != w.shape[1]:
+        if len(x.shape) != 2 or len(w.shape) != 2 or w.leading or x.shape[1] != w.shape[1]:
             raise ValueError(f"linear: {x} does not fit the weight {w}")
         return (Type((x.shape[0], w.shape[0]), self.dtype),)
 

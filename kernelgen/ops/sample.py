@@ -80,4 +80,4 @@ class Sample(Op):
             (float(x[i]) + gumbel(murmur3_word(step.seed[b], step.position[b], i)), -i)
             for i in order.tolist()
         ]
-        return -max(noisy)[1]
+        return int(-max(noisy)[1])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelgen.core.jsonio import JsonError, json_kind, load_object, loads
+from kernelgen.core.jsonio import load_object
 
 MAX_CONFIG_BYTES = 1 << 20  # the longest published ones, with per-layer lists, are below 100 KB
 
@@ -23,11 +23,3 @@ class ConfigFile:
 def read_config(path: Path) -> ConfigFile:
     """Reads a config.json; `UsageError` when it is missing, too long or not a JSON object."""
     return ConfigFile(str(path), load_object(path, max_bytes=MAX_CONFIG_BYTES))
-
-
-def parse_config(text: str, source: str = "config.json") -> ConfigFile:
-    """The same from text."""
-    value = loads(text, source=source, max_bytes=MAX_CONFIG_BYTES)
-    if not isinstance(value, dict):
-        raise JsonError(f"must hold an object, not {json_kind(value)}", where=source)
-    return ConfigFile(source, value)

@@ -1,10 +1,11 @@
 """Owns the command line: `run` and `logits`; everything heavy is imported after parsing."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from .errors import KernelgenRuntimeError
+from .errors import KernelgenRuntimeError, shown
 
 INTERRUPTED = 5
 
@@ -28,8 +29,14 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away: nothing is left to say, and no one to say it to.
-        sys.stderr.close()
+        # The reader of our output went away; the interpreter must not fail once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if options.debug:
+            raise
+        reason = shown(str(error), 300)
+        print(f"error: {type(error).__name__}: {reason} (--debug shows where)", file=sys.stderr)
         return 1
 
 

@@ -35,7 +35,7 @@ class Generation:
 
     def __iter__(self) -> Iterator[str]:
         """Queue the request and run it, alone or beside others; leaving early aborts it."""
-        self._engine.add(self.request)
+        self.begin()
         try:
             while not self.is_finished:
                 if self.request in self._engine.step() and (piece := self.advance()):
@@ -44,6 +44,10 @@ class Generation:
                 yield rest
         finally:
             self.abort()
+
+    def begin(self) -> None:
+        """Queue the request; whoever steps the engine calls `advance` then."""
+        self._engine.add(self.request)
 
     def advance(self) -> str:
         """Take the ids that came since the last call; end the request at a stop string."""

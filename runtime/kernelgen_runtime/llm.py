@@ -99,8 +99,8 @@ class LLM:
             raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters")
         generations = [self.stream(*pair) for pair in zip(prompts, params, strict=True)]
         by_request = {generation.request: generation for generation in generations}
-        for request in by_request:
-            self.engine.add(request)
+        for generation in generations:
+            generation.begin()
         try:
             while not all(generation.is_finished for generation in generations):
                 for request in self.engine.step():

@@ -15,6 +15,7 @@ import kernelgen_runtime
 import numpy as np
 import pytest
 import torch
+from kernelgen_runtime import LLM, SamplingParams
 from kernelgen_runtime.artifact.open import open_artifact
 from kernelgen_runtime.cli import main
 from kernelgen_runtime.errors import ArtifactError, LaunchError
@@ -47,6 +48,18 @@ def test_compiled_library_answers(built: Path, monkeypatch: pytest.MonkeyPatch) 
     assert library.isa == "avx2" and library.read_bandwidth(0.1) == 12.5
     with pytest.raises(LaunchError, match="bind REFUSED: REFUSED: wrong size"):
         library.bind("REFUSED", torch.zeros(1))
+
+
+def test_two_models_of_one_file_do_not_share_buffers(built: Path) -> None:
+    params = SamplingParams(max_tokens=12, temperature=0.0)
+    one, two = (LLM(built, "random", threads=1) for _ in range(2))
+    streams = [one.stream([5, 6], params), two.stream([7], params), one.stream([8], params)]
+    for stream in streams:
+        stream.begin()
+    while not all(stream.is_finished for stream in streams):
+        one.engine.step(), two.engine.step()
+    wanted = [following(ids, 12) for ids in ([5, 6], [7], [8])]
+    assert [list(stream.output().token_ids) for stream in streams] == wanted
 
 
 def test_library_of_another_abi(tmp_path: Path) -> None:
@@ -198,6 +211,18 @@ def test_wrong_cases(
     files = ("--cases", tmp_path / "cases.npz", "--out", tmp_path / "out.npz")
     assert run("logits", built, "--weights", "random", *files) == 2
     assert not (tmp_path / "out.npz").exists() and "error: " in capsys.readouterr().err
+
+
+def test_a_mistake_of_ours_is_one_line_too(
+    built: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernelgen_runtime.engine.weight_bytes", lambda _: 1 // 0)
+    options = ("run", built, "--weights", "random", "--prompt", "a")
+    assert run(*options) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ZeroDivisionError") and error.count("\n") == 1
+    with pytest.raises(ZeroDivisionError):
+        run(*options, "--debug")
 
 
 def python(*command: Any, cwd: Path | None = None, env: Any = None) -> subprocess.CompletedProcess:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelgen.codegen.families.roles import LinearRoles
-from kernelgen.ir.expr import Expr
+from kernelgen.ir.expr import FUNCTIONS, Expr
 from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
 from kernelgen.ops import Pointwise
@@ -17,7 +17,7 @@ class RowPrep:
     """The prologue of a product as a cost."""
 
     ops: int
-    """float32 instructions for each element and pass"""
+    """float32 instructions for each element, all passes together"""
     passes: int
     """times that a block reads the row: 1, or 2 when a statistic has to be known first"""
     deferred: bool
@@ -31,13 +31,25 @@ def row_prep(region: Region, roles: LinearRoles) -> RowPrep | None:
         return None
     statistics = [n for n in work if n.op.has(Trait.ROW_REDUCE)]
     deferred = bool(statistics) and _scales_only(region, roles, work, statistics)
-    ops = 2 + sum(_ops(n) for n in work)
+    numbers = frozenset(n.outputs[0] for n in statistics)
+    ops = sum(_element_ops(region, n, numbers) for n in work) - deferred
     return RowPrep(ops, passes=2 if statistics and not deferred else 1, deferred=deferred)
 
 
-def _ops(node: Node) -> int:
+def _element_ops(region: Region, node: Node, numbers: frozenset[str]) -> int:
+    """Instructions that every element needs; what depends on row numbers alone is computed once a row."""
     expr = getattr(node.op, "expr", None)
-    return expr.flops if isinstance(expr, Expr) else 1
+    if not isinstance(expr, Expr):
+        return 1
+    scalars = frozenset(i for i, name in enumerate(node.inputs) if region.base(name) in numbers)
+    return _ops(expr, scalars)  # the sum of a statistic is part of its last multiply-add
+
+
+def _ops(expr: Expr, scalars: frozenset[int]) -> int:
+    if _used(expr) <= scalars:
+        return 0
+    own = FUNCTIONS[expr.fn].flops if expr.fn in FUNCTIONS else 0
+    return own + sum(_ops(a, scalars) for a in expr.args)
 
 
 def _scales_only(

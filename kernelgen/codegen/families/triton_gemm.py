@@ -9,7 +9,7 @@ from functools import lru_cache
 from kernelgen.codegen.families.triton_block import WARP, Footprint, ceil_div, frame_registers
 from kernelgen.codegen.families.triton_choice import Best, best, masked
 from kernelgen.codegen.families.triton_product import Product
-from kernelgen.codegen.families.triton_time import NEAR_LATENCY_US, REDUCE_US, Demand, Grid, Timing, timing
+from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Timing, timing
 from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
 
@@ -59,15 +59,13 @@ class GemmTile:
         padded = bands * self.rows * columns * self.outputs * problem.k * problem.most_matrices
         traffic = problem.row_traffic(blocks, self.rows, footprint, device)
         weights = bands * problem.weight_rows * problem.k * problem.weight_bits // 8
-        waits = 2 if problem.prep and problem.prep.passes > 1 else 1
         grid = Grid(
             blocks=blocks,
             footprint=footprint,
             steps=ceil_div(problem.k, self.depth),
             in_flight=max(1, self.stages - 1),
-            ahead=True,
-            lead_us=waits * NEAR_LATENCY_US + (waits - 1) * REDUCE_US,
-            tail_us=REDUCE_US,
+            early_us=LATENCY_US,
+            lead_us=problem.lead_us,
         )
         demand = Demand(
             memory_bytes=problem.bytes,

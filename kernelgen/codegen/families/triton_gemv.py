@@ -15,14 +15,7 @@ from kernelgen.codegen.families.triton_block import (
 )
 from kernelgen.codegen.families.triton_choice import Best, best, masked
 from kernelgen.codegen.families.triton_product import Product
-from kernelgen.codegen.families.triton_time import (
-    NEAR_LATENCY_US,
-    REDUCE_US,
-    Demand,
-    Grid,
-    Timing,
-    timing,
-)
+from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Timing, timing
 from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
 
@@ -57,21 +50,18 @@ class GemvTile:
         blocks, footprint = problem.tiles(self.outputs), self.footprint(problem)
         weights = problem.weight_rows * problem.k
         traffic = problem.row_traffic(blocks, problem.rows, footprint, device)
-        waits = 2 if problem.prep and problem.prep.passes > 1 else 1  # for the row; for its statistic
         grid = Grid(
             blocks=blocks,
             footprint=footprint,
             steps=ceil_div(problem.k, self.depth),
-            ahead=True,
-            lead_us=waits * NEAR_LATENCY_US + (waits - 1) * REDUCE_US,
-            tail_us=REDUCE_US,
+            early_us=LATENCY_US,
+            lead_us=problem.lead_us,
         )
         demand = Demand(
             memory_bytes=problem.bytes,
             cache_bytes=weights * problem.weight_bits // 8 + traffic,
-            vector_ops=weights * (1 + problem.rows)
-            + blocks * problem.rows * problem.k
-            + problem.prep_ops(blocks, problem.rows),
+            vector_ops=weights * (1 + problem.rows) + blocks * problem.rows * problem.k,
+            serial_ops=problem.prep_ops(blocks, problem.rows),
         )
         return timing(grid, demand, device)
 

@@ -16,8 +16,7 @@ from kernelgen.codegen.families.triton_block import (
 from kernelgen.codegen.families.triton_choice import Best, best, masked
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import (
-    NEAR_LATENCY_US,
-    REDUCE_US,
+    LATENCY_US,
     TICKET_US,
     Demand,
     Grid,
@@ -30,6 +29,8 @@ from kernelgen.planner.family import Refusal
 MOST_ROWS = 64
 _LEAST_ROWS = 16  # the short side of a tensor core product; fewer rows are padded
 _TENSOR_SHARE = 0.4  # of the rate of a large product: tiles are small and wait for memory. Assumed.
+
+_THROUGH_OPS = 4  # to float32, back, to shared memory and out of it again, where rows are prepared
 
 
 @dataclass(frozen=True)
@@ -83,23 +84,22 @@ class SkinnyTile:
         blocks, rows = tiles * self.splits, self.padded_rows(problem)
         weights = problem.weight_rows * problem.k
         traffic = problem.row_traffic(tiles, problem.rows, footprint, device)
-        waits = 2 if problem.prep and problem.prep.passes > 1 else 1
         grid = Grid(
             blocks=blocks,
             footprint=footprint,
             steps=self.steps(problem),
             in_flight=max(1, self.stages - 1),
-            ahead=True,
-            lead_us=waits * NEAR_LATENCY_US + (waits - 1) * REDUCE_US,
-            tail_us=REDUCE_US + (TICKET_US if self.splits > 1 else 0.0),
+            early_us=LATENCY_US,
+            lead_us=problem.lead_us,
+            tail_us=TICKET_US if self.splits > 1 else 0.0,
         )
         demand = Demand(
             memory_bytes=problem.bytes,
             cache_bytes=weights * problem.weight_bits // 8
             + traffic
             + 2 * self.partial_bytes(problem),
-            vector_ops=problem.prep_ops(tiles, problem.rows)
-            + problem.weight_rows * problem.rows * problem.finish_ops * self.splits,
+            vector_ops=problem.weight_rows * problem.rows * problem.finish_ops * self.splits,
+            serial_ops=problem.prep_ops(tiles, rows, through=_THROUGH_OPS),
             tensor_flops=2.0 * weights * rows,
             tensor_dtype=problem.math,
             tensor_share=_TENSOR_SHARE,

@@ -1,6 +1,10 @@
 """Owns the compiled library behind tvm-ffi, and the small protocol the rest of the runtime sees."""
 
+import shutil
+import tempfile
+from pathlib import Path
 from typing import Protocol
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -26,6 +30,9 @@ class StepLibrary(Protocol):
         """Measure the read bandwidth in GB/s for about `seconds`; None where it cannot."""
 
 
+_LOADED: "WeakValueDictionary[Path, CompiledLibrary]" = WeakValueDictionary()
+
+
 class CompiledLibrary:
     """The best library of an artifact for this processor. Raises ArtifactError if it is not one."""
 
@@ -35,8 +42,9 @@ class CompiledLibrary:
         library = choose_here(artifact.manifest.libraries)
         self.path = artifact.library_path(library)
         self.isa = library.isa
+        loaded = self._own_copy()
         try:
-            module = tvm_ffi.load_module(str(self.path))
+            module = tvm_ffi.load_module(str(loaded))
             functions = {name: module[name] for name in ("kg_abi", "kg_isa", "kg_set_threads")}
             self._bind, self._step = module["bind"], module["step"]
         except (RuntimeError, AttributeError, OSError) as error:
@@ -49,6 +57,19 @@ class CompiledLibrary:
             raise ArtifactError(
                 f"{self.path}: abi and isa are {found}, manifest.json says {(ABI, library.isa)}"
             )
+
+    def _own_copy(self) -> Path:
+        """Return a file to load that no other object of this process uses.
+
+        A library holds one set of bound buffers, and the system loads a file once: a second model
+        from the same file would silently take the place of the first.
+        """
+        key = self.path.resolve()
+        if key not in _LOADED:
+            _LOADED[key] = self
+            return self.path
+        self._copy = tempfile.TemporaryDirectory(prefix="kernelgen-")
+        return Path(shutil.copy(self.path, self._copy.name))
 
     def bind(self, name: str, tensor: torch.Tensor) -> None:
         """Hand over one buffer. Raises LaunchError with the library's own words."""

@@ -91,7 +91,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
         raise WeightsError(f"{folder}: no such checkpoint folder")
     if (folder / INDEX).is_file():
         return Checkpoint(dict(_indexed(folder)))
-    found = sorted(folder.glob("*.safetensors"))
+    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
     if (folder / SINGLE) in found:
         found = [folder / SINGLE]
     if len(found) == 1:

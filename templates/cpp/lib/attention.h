@@ -126,7 +126,7 @@ struct Many {
   alignas(64) Q q[D * LANES];  // bfloat16: [D/2][16][2]
   alignas(64) float acc[D * LANES];
   alignas(64) float peak[LANES], total[LANES], position[LANES];
-  int lowest, highest;  // positions in this tile
+  int lowest = 0, highest = 0;  // positions in this tile
 
   // k: float [D][16] or, where dot2 reads it, the page itself; v: float [16][D].
   // CHECK: some key of the page is out of reach of some row.
