@@ -1,4 +1,4 @@
-"""Owns the cache schema: layers in groups that share one pool of equal pages, and each layer's place in a page."""
+"""Owns the cache schema: groups of layers that share one pool of pages, and places in a page."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def layer_bytes(spec: CacheSpec) -> int:
 def cache_schema(layers: tuple[tuple[int, CacheSpec], ...]) -> CacheSchema:
     """Group layers of equal spec so that every page holds about the same number of them.
 
-    Group size is the smallest bucket, unless the largest is less than half as big again: then the largest, and the shorter
-    group leaves places unused (the rule that hybrid engines have settled on).
+    Group size is the smallest bucket, unless the largest is less than half as big again: then the
+    largest, and the shorter group leaves places unused (the rule that hybrid engines settled on).
     """
     buckets: dict[CacheSpec, list[int]] = {}
     for layer, spec in layers:

@@ -1,4 +1,4 @@
-"""Owns the cost model: bytes and operations of a region, and the time that a device needs for them."""
+"""Owns the cost model: bytes and operations of a region, and the time a device needs for them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def unavoidable_bytes(block: Block, sizes: Sizes) -> int:
     return sum(reads.values()) + writes
 
 
-def time_us(bytes_: int, flops: int, device: Device, dtype: str, gb_s: float | None = None) -> float:
+def time_us(
+    bytes_: int, flops: int, device: Device, dtype: str, gb_s: float | None = None
+) -> float:
     """`max(bytes / bandwidth, flops / rate)` in µs, without the cost of a launch."""
     bandwidth = gb_s if gb_s is not None else device.read_gb_s
     return max(bytes_ / (bandwidth * 1e3), flops / (device.tflops_for(dtype) * 1e6))

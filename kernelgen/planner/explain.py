@@ -1,8 +1,9 @@
-"""Owns the argument of a plan: for every pair of neighbouring ops why they share a kernel or do not."""
+"""Owns the argument of a plan: why neighbouring ops share a kernel or do not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from kernelgen.hw.device import Device
 from kernelgen.ir.op import Trait
@@ -51,12 +52,12 @@ def _pairs(solution: Solution) -> Iterator[tuple[int, int, str]]:
                 yield net.producer[name], b, name
     for name, mask in net.readers.items():
         projections = [i for i in bits(mask) if net.nodes[i].op.has(Trait.MATMUL)]
-        for a, b in zip(projections, projections[1:], strict=False):
+        for a, b in pairwise(projections):
             yield a, b, name
 
 
 def _edge_bytes(solution: Solution, a: int, b: int, name: str, sizes: Sizes) -> int:
-    """What one kernel instead of two does not move: the value written and read, or read once less."""
+    """What one kernel instead of two does not move: a value written and read, or read twice."""
     net = solution.network
     block, node = net.block, net.nodes[b]
     types = block.input_types(node)
@@ -81,26 +82,28 @@ def _why_not(
     sizes: Sizes,
     device: Device,
 ) -> str:
-    """The reason against one kernel: of the two ops alone, of one with the other's kernel, or of both kernels."""
+    """Why the kernels of two ops are not one: in time if they could be, else what forbids the
+    smallest part of it.
+    """
     if not search.fusion:
         return "fusion is switched off"
     (a, b), (left, right) = pair, (owner[pair[0]], owner[pair[1]])
     union = left | right
+    if search.network.convex(union) and search.match(union):
+        return _slower(search.price(union, sizes, device), (prices[left], prices[right]), device)
     for mask in (1 << a | 1 << b, left | 1 << b, 1 << a | right, union):
-        if not search.network.convex(mask):
-            continue
-        found = search.matches.get(mask) or search.ask(mask)[0]
-        if not found:
-            return _told(search.refused.get(mask) or search.ask(mask)[1], device)
-    if not search.network.convex(union):
-        return "another kernel has to run between them"
-    cut = search.price(union, sizes, device)
-    if isinstance(cut, Refusal):
-        return _told(cut, device)
-    two = (prices[left], prices[right])
-    apart = sum(c.price.us for c in two)
-    text = f"legal, but {cut.price.us:.2f} µs in one kernel against {apart:.2f} µs in two"
-    return f"{text} ({_limit(cut)} against {' and '.join(_limit(c) for c in two)})"
+        if search.network.convex(mask) and not search.match(mask):
+            return _told(search.refusal(mask), device)
+    return "another kernel has to run between them"
+
+
+def _slower(one: Cut | Refusal, two: tuple[Cut, Cut], device: Device) -> str:
+    """A legal kernel against the two that won."""
+    if isinstance(one, Refusal):
+        return _told(one, device)
+    apart = sum(cut.price.us for cut in two)
+    text = f"legal, but {one.price.us:.2f} µs in one kernel against {apart:.2f} µs in two"
+    return f"{text} ({_limit(one)} against {' and '.join(_limit(cut) for cut in two)})"
 
 
 def _told(refusal: Refusal, device: Device) -> str:

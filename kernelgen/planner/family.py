@@ -17,7 +17,8 @@ class Refusal:
 
     reason: str
     barrier: bool = False
-    """whether what stands between the ops is that all parts of one must be done before the other starts"""
+    """whether what stands between the ops is that all parts of one must be done before the other
+    starts"""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Pass:
-    """A further launch that belongs to the same kernel: it merges what the first one left in scratch."""
+    """A further launch that belongs to the same kernel: it merges what the first one left in
+    scratch.
+    """
 
     name: str
     bytes: int
@@ -62,7 +65,8 @@ class Price:
     passes: Sequence[Pass] = ()
     """launches after the first"""
     counters: int = 0
-    """int32 words, zero before the launch and left zero by it, by which its blocks find the last one"""
+    """int32 words, zero before the launch and left zero by it, by which its blocks find the last
+    one"""
 
 
 class Family(Protocol):
@@ -77,10 +81,10 @@ class Family(Protocol):
         """`cpp` or `triton`"""
 
     def match(self, region: Region, phase: str) -> Match | Refusal | None:
-        """The region as one kernel; a reason why not; or None when it is not this family's kind of region.
+        """The region as one kernel; a reason why not; or None when it is not this family's kind.
 
-        Legal regions are closed under growth: each can be reached by adding one node at a time through legal regions
-        of some family.
+        Legal regions are closed under growth: each can be reached by adding one node at a time
+        through legal regions of some family.
         """
 
     def price(self, match: Match, sizes: Sizes, device: Device) -> Price | Refusal:

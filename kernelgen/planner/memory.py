@@ -11,7 +11,9 @@ ALIGNMENT = 64  # one cache line, one AVX-512 register
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer from the launch that writes it first to the launch that reads it last, both included."""
+    """A buffer from the launch that writes it first to the launch that reads it last, both
+    included.
+    """
 
     name: str
     bytes: int

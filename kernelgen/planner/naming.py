@@ -1,4 +1,4 @@
-"""Owns kernel names: short, from the ops that a kernel covers, equal for equal variants, never for two different ones."""
+"""Owns kernel names: short, from the ops covered, one for each variant."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class KernelNames:
 
 
 def _stem(nodes: tuple[Node, ...]) -> str:
-    """`norm_attn_q_k_v`, `mlp_gate_up_act`, `attn`: what comes before the anchor, the anchor, what comes after."""
+    """`norm_attn_q_k_v`, `mlp_gate_up_act`, `attn`: what comes before the anchor, the anchor, what
+    comes after.
+    """
     anchors = [i for i, n in enumerate(nodes) if n.op.has(_ANCHORS)]
     if not anchors:
         chosen = nodes if len(nodes) <= 2 else (nodes[0], nodes[-1])

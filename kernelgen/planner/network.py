@@ -1,4 +1,4 @@
-"""Owns the planner's picture of a block: compute nodes as bits, views resolved to index arithmetic."""
+"""Owns the planner's picture of a block: ops as bits, views resolved to index arithmetic."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ class Network:
 
     @cached_property
     def before(self) -> tuple[int, ...]:
-        """Mask of the nodes that have to run before each node: those it reads from, and readers of what it overwrites."""
+        """Mask of the nodes that have to run before each node: those it reads from, and readers of
+        what it overwrites.
+        """
         found = []
         for i, (node, names) in enumerate(zip(self.nodes, self.reads, strict=True)):
             mask = sum(1 << p for p in {self.producer[n] for n in names if n in self.producer})

@@ -1,4 +1,4 @@
-"""Owns the plan: kernels, launches with their operands, buffers, and the fusions taken and refused."""
+"""Owns the plan: kernels, launches with operands, and the fusions taken and refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ COUNTERS = "counters"
 class Operand:
     """One thing that a launch is given.
 
-    `kind`: buffer (workspace), bound (a buffer that the runtime owns: logits, sampled, counters), weight, state, step.
+    `kind`: buffer (workspace), bound (a buffer that the runtime owns: logits, sampled, counters),
+    weight, state, step.
     `name`: the value's name in its block, or the full name of a weight.
     """
 
@@ -30,7 +31,9 @@ class Operand:
     layer: int | None = None
 
     def at(self, layer: int | None) -> Operand:
-        """The operand of a block where the block is placed: parameters get the layer's name, states its number."""
+        """The operand of a block where the block is placed: parameters get the layer's name, states
+        its number.
+        """
         if self.kind == "weight" and layer is not None:
             return replace(self, name=f"layers.{layer}.{self.name}")
         if self.kind == "table":
@@ -45,7 +48,8 @@ class Kernel:
     name: str
     match: Match
     signature: tuple[str, ...]
-    """values in operand order: region inputs, outputs, then `scratch` and `counters` if it wants any"""
+    """values in operand order: region inputs, outputs, then `scratch` and `counters` if it wants
+    any"""
 
     @property
     def ops(self) -> tuple[str, ...]:

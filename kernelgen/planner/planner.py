@@ -1,4 +1,4 @@
-"""Owns the way from a graph to a plan: blocks solved once, placed in order, buffers given places."""
+"""Owns the way from a graph to a plan: blocks solved once, placed in order, buffers laid out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ MAX_ROWS = 256
 
 
 def plan_sizes(phase: str, size: int, context: int = DEFAULT_CONTEXT) -> Sizes:
-    """What a bucket means: `decode` sizes are requests with one token each, `mixed` sizes are prompt tokens of one request."""
+    """What a bucket means: `decode` sizes are requests with one token each, `mixed` sizes are
+    prompt tokens of one request.
+    """
     if phase == "decode":
         return Sizes(tokens=size, rows=size, context=context)
     rows = min(size, MAX_ROWS)

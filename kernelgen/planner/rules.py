@@ -21,12 +21,46 @@ _ANCHOR = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE
 
 RULES = (
     Rule("horizontal", Trait.MATMUL, Trait.MATMUL, "projections of one input read it once"),
-    Rule("insert_then_attend", Trait.STATE_WRITE, Trait.ATTENTION, "a request attends to the row it has just stored"),
-    Rule("head_then_sample", Trait.MATMUL, Trait.SAMPLE, "the choice starts on logits still in cache"),
-    Rule("row_prologue", Trait.ROW_LOCAL | Trait.SELECT | Trait.GATHER, _ANCHOR, "rows are prepared where the anchor reads them"),
-    Rule("store_prologue", Trait.ROW_LOCAL, Trait.STATE_WRITE, "rows are prepared where they are stored"),
+    Rule(
+        "insert_then_attend",
+        Trait.STATE_WRITE,
+        Trait.ATTENTION,
+        "a request attends to the row it has just stored",
+    ),
+    Rule(
+        "head_then_sample", Trait.MATMUL, Trait.SAMPLE, "the choice starts on logits still in cache"
+    ),
+    Rule(
+        "row_prologue",
+        Trait.ROW_LOCAL | Trait.SELECT | Trait.GATHER,
+        _ANCHOR,
+        "rows are prepared where the anchor reads them",
+    ),
+    Rule(
+        "store_prologue",
+        Trait.ROW_LOCAL,
+        Trait.STATE_WRITE,
+        "rows are prepared where they are stored",
+    ),
+    Rule(
+        "anchor_chain",
+        Trait.MATMUL | Trait.ATTENTION,
+        Trait.MATMUL | Trait.ATTENTION,
+        "results stay on the chip until the next product reads them",
+    ),
+    Rule(
+        "store_epilogue",
+        Trait.MATMUL,
+        Trait.STATE_WRITE,
+        "the anchor's result is stored in the cache as it is finished",
+    ),
     Rule("epilogue", _ANCHOR, Trait.ROW_LOCAL, "the anchor's result is finished in registers"),
-    Rule("row_chain", Trait.ROW_LOCAL | Trait.GATHER | Trait.SELECT, Trait.ROW_LOCAL, "a row stays in cache between row-wise ops"),
+    Rule(
+        "row_chain",
+        Trait.ROW_LOCAL | Trait.GATHER | Trait.SELECT,
+        Trait.ROW_LOCAL,
+        "a row stays in cache between row-wise ops",
+    ),
     Rule("join", Trait(0), Trait(0), "two ops in one kernel"),
 )
 """First match wins; the last one matches everything."""

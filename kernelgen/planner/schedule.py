@@ -1,4 +1,4 @@
-"""Owns the walk over the placements of a graph: which seat each stream takes, and all launches in order."""
+"""Owns the walk over the placements of a graph: seats of streams, and all launches in order."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from kernelgen.planner.wiring import Seat, Surroundings, Wiring, wire
 
 @dataclass
 class Schedule:
-    """One walk. A layer that finds what another one found is wired as that one: the work does not grow with depth.
+    """One walk. A layer that finds what another one found is wired as that one was.
 
-    Streams sit in a few seats at the bottom of the workspace, taken in turns; each block's own buffers lie around the
-    seats that are in use at that moment.
+    Streams sit in a few seats at the bottom of the workspace, taken in turns; each block's own
+    buffers lie around the seats that are in use at that moment.
     """
 
     graph: Graph
@@ -53,7 +53,9 @@ class Schedule:
         return tuple(launches), max(w.workspace_bytes for w in self.wirings.values())
 
     def _walk(self) -> list[Surroundings]:
-        """The surroundings of every placement. All seats are handed out before the first block is wired."""
+        """The surroundings of every placement. All seats are handed out before the first block is
+        wired.
+        """
         needed = self._needed_after()
         last = len(self.graph.sequence) - 1
         found: list[Surroundings] = []
@@ -97,7 +99,9 @@ class Schedule:
     def _sit(
         self, block: int, results: Mapping[str, str], needed: frozenset[str]
     ) -> dict[str, Seat]:
-        """Seats for what the block hands on; what it only passes on under a new name stays where it is."""
+        """Seats for what the block hands on; what it only passes on under a new name stays where it
+        is.
+        """
         values = self.graph.blocks[block].value
         before, busy = dict(self.held), set(self.held.values())
         taken: dict[str, Seat] = {}

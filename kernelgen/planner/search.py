@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from kernelgen.core.errors import UnsupportedError
 from kernelgen.hw.device import Device
@@ -10,7 +11,6 @@ from kernelgen.ir.graph import Block
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Catalogue, Match, Price, Refusal
 from kernelgen.planner.network import Network, Region, bits
-
 
 NOBODY = Refusal("no family of this target joins these ops in one kernel")
 
@@ -42,7 +42,7 @@ class Solution:
 
 @dataclass
 class BlockSearch:
-    """All legal regions of one block in one phase, found once; `solve` prices them for each size."""
+    """All legal regions of a block in one phase, found once; `solve` prices them for each size."""
 
     block: Block
     catalogue: Catalogue
@@ -94,11 +94,19 @@ class BlockSearch:
         refusals = [a for a in answers if isinstance(a, Refusal)]
         return tuple(a for a in answers if isinstance(a, Match)), (refusals or [NOBODY])[0]
 
+    def match(self, mask: int) -> tuple[Match, ...]:
+        """Families that take a region, also one that the search never came to."""
+        return self.matches.get(mask) or self.ask(mask)[0]
+
+    def refusal(self, mask: int) -> Refusal:
+        """Why no family takes a region."""
+        return self.refused.get(mask) or self.ask(mask)[1]
+
     def price(self, mask: int, sizes: Sizes, device: Device) -> Cut | Refusal:
         """The cheapest kernel for a region, or why every one is impossible at these sizes."""
         best: Cut | None = None
         why: list[str] = []
-        for match in self.matches.get(mask) or self.ask(mask)[0]:
+        for match in self.match(mask):
             price = match.family.price(match, sizes, device)
             if isinstance(price, Refusal):
                 why.append(f"{match.family.name}: {price.reason}")
@@ -106,10 +114,13 @@ class BlockSearch:
                 best = Cut(match, price)
         if best is not None:
             return best
-        return Refusal("; ".join(why)) if why else self.refused.get(mask, NOBODY)
+        return Refusal("; ".join(why)) if why else self.refusal(mask)
 
     def solve(self, sizes: Sizes, device: Device) -> Solution:
-        """The exact optimum over all orders and cuts: shortest path from "nothing done" to "everything done"."""
+        """The exact optimum over all cuts and orders: shortest path from nothing done to all done.
+
+        `UnsupportedError` naming the op and the limit when some op has no kernel at these sizes.
+        """
         priced = {mask: self.price(mask, sizes, device) for mask in self.matches}
         cuts = {mask: cut for mask, cut in priced.items() if isinstance(cut, Cut)}
         steps = [(mask, self.network.needs(mask), cut) for mask, cut in cuts.items()]
@@ -126,17 +137,32 @@ class BlockSearch:
                         waves[state.bit_count()].append(state)
                     if state not in best or cost < best[state][0] - 1e-9:
                         best[state] = (cost, done, cut)
-        return Solution(self.network, self._path(best), len(self.matches), len(self.refused))
-
-    def _path(self, best: dict[int, tuple[float, int, Cut | None]]) -> tuple[Cut, ...]:
         if self.network.full not in best:
-            raise UnsupportedError(
-                "no sequence of legal kernels covers all ops", where=f"block {self.block.name}"
-            )
-        path: list[Cut] = []
-        state = self.network.full
-        while state:
-            _, state, cut = best[state]
-            assert cut is not None
-            path.append(cut)
-        return tuple(reversed(path))
+            self._raise_uncovered(priced)
+        return Solution(
+            self.network, _path(best, self.network.full), len(self.matches), len(self.refused)
+        )
+
+    def _raise_uncovered(self, priced: dict[int, Cut | Refusal]) -> NoReturn:
+        covered = 0
+        for mask, answer in priced.items():
+            covered |= mask if isinstance(answer, Cut) else 0
+        left = bits(self.network.full & ~covered)
+        why = [
+            f"{self.network.nodes[i].name}: {answer.reason}"
+            for i in left
+            if isinstance(answer := priced[1 << i], Refusal)
+        ]
+        text = "; ".join(why) or "no sequence of legal kernels covers all ops"
+        raise UnsupportedError(text, where=f"block {self.block.name}")
+
+
+def _path(best: dict[int, tuple[float, int, Cut | None]], full: int) -> tuple[Cut, ...]:
+    """The kernels on the way to `full`, in order."""
+    path: list[Cut] = []
+    state = full
+    while state:
+        _, state, cut = best[state]
+        assert cut is not None
+        path.append(cut)
+    return tuple(reversed(path))

@@ -1,4 +1,4 @@
-"""Owns the canonical text of a region: equal texts mean equal kernels, whatever the values are called."""
+"""Owns the canonical text of a region: equal texts mean equal kernels, whatever the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what the launches of one block are given, wherever the block is placed: operands and buffer places."""
+"""Owns what the launches of a block are given, wherever it is placed: operands and places."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Wiring:
 def wire(
     around: Surroundings, solution: Solution, kernels: tuple[Kernel, ...], sizes: Sizes
 ) -> Wiring:
-    """Name every operand, then give each buffer of the block a place that is free while it lives."""
+    """Name every operand, then give each buffer of the block a place free while it lives."""
     seats, bound = dict(around.inputs) | dict(around.outputs), dict(around.bound)
     drafts: list[tuple[Operand, ...]] = []
     lives: dict[str, Lifetime] = {}
@@ -88,7 +88,9 @@ def _operand(name: str, now: int, region: Region, bound: Mapping[str, str]) -> O
 def _fixed(
     around: Surroundings, lives: Mapping[str, Lifetime], last: int
 ) -> list[tuple[int, Lifetime]]:
-    """Seats as buffers with a place: free before an output's first launch and after an input's last."""
+    """Seats as buffers with a place: free before an output's first launch and after an input's
+    last.
+    """
     found = [(s.at, Lifetime(f"kept {s.at}", s.bytes, 0, last)) for s in around.kept]
     for name, seat in around.inputs:
         until = lives[name].last if name in lives else 0

@@ -272,6 +272,14 @@ def _field(words: np.ndarray, field: dict[str, Any]) -> np.ndarray:
     return view.view(np.float32) if field["bits"] == "float32" else view
 
 
+# Of this program alone: ru_maxrss starts at what the parent had when it made the child.
+PEAK_BYTES = """
+def peak():
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+"""
+
+
 def environment() -> dict[str, str]:
     """Environment of a child process that imports this tree's runtime."""
     assert kernelgen_runtime.__file__ is not None

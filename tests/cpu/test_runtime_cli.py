@@ -20,7 +20,7 @@ from kernelgen_runtime.artifact.open import open_artifact
 from kernelgen_runtime.cli import main
 from kernelgen_runtime.errors import ArtifactError, LaunchError
 from kernelgen_runtime.launch.library import CompiledLibrary
-from runtime_fakes import VOCAB, environment, manifest_json
+from runtime_fakes import PEAK_BYTES, VOCAB, environment, manifest_json
 from runtime_stub import compile_stub, following, write_artifact, write_cases, write_checkpoint
 
 
@@ -265,9 +265,8 @@ def test_runtime_works_under_another_name(built: Path, weights: Path, tmp_path: 
 def test_memory_beside_weights_and_cache(built: Path, weights: Path) -> None:
     """Imports, tokenizer and all: at most 400 MB."""
     code = (
-        "import resource, sys; from kernelgen_runtime.cli import main;"
-        "code = main(sys.argv[1:]);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024); sys.exit(code)"
+        PEAK_BYTES + "import sys; from kernelgen_runtime.cli import main;"
+        "code = main(sys.argv[1:]); print(peak()); sys.exit(code)"
     )
     options = ("run", built, "--weights", weights, "--prompt", "w5", "--max-tokens", "20")
     result = python("-c", code, *options, env=environment())

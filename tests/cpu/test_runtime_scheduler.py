@@ -111,10 +111,11 @@ class Bench:
 
 
 def make_request(number: int, rng: random.Random, max_model_len: int) -> Request:
-    prompt = [rng.randrange(VOCAB - 1) for _ in range(rng.randint(1, max_model_len - 2))]
+    longest = rng.choice((8, max_model_len - 2))
+    prompt = [rng.randrange(VOCAB - 1) for _ in range(rng.randint(1, longest))]
     greedy = rng.random() < 0.5
     params = SamplingParams(temperature=0.0 if greedy else 0.8, top_k=rng.choice((0, 5)))
-    limit = min(len(prompt) + rng.randint(1, 40), max_model_len)
+    limit = min(len(prompt) + rng.randint(1, 80), max_model_len)
     return Request(number, prompt, params, number * 7919 - 3, EOS, limit)
 
 
@@ -141,7 +142,7 @@ def expected(request: Request, groups: Groups) -> list[int]:
 def test_random_traces_keep_every_promise(groups: Groups, depth: int) -> None:
     """Mixed lengths, tight memory, aborts at random moments: tokens are those of each alone."""
     preempted = 0
-    for seed in range(12):
+    for seed in range(8):
         rng = random.Random(seed)
         chunk = rng.choice((None, 3, 16))
         limits = Limits(rng.randint(1, 4), rng.choice((5, 16, 40)), 90, chunk, depth)

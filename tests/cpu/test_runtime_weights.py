@@ -21,7 +21,7 @@ from kernelgen_runtime.weights.checkpoint import INDEX, open_checkpoint
 from kernelgen_runtime.weights.header import read_header
 from kernelgen_runtime.weights.load import load_weights
 from kernelgen_runtime.weights.random import POOL, RandomTensors
-from runtime_fakes import VOCAB, environment, manifest_json, manifest_of
+from runtime_fakes import PEAK_BYTES, VOCAB, environment, manifest_json, manifest_of
 from safetensors.torch import save_file
 
 TORCH = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -396,15 +396,14 @@ def test_random_seed_is_checked(text: str) -> None:
         load_weights(manifest_of(manifest_json()), text)
 
 
-MEMORY_PROBE = """
-import resource, sys, torch
+MEMORY_PROBE = (
+    PEAK_BYTES
+    + """
+import sys, torch
 from kernelgen_runtime.artifact.manifest import Part, Weight
 from kernelgen_runtime.buffers import host_bytes
 from kernelgen_runtime.weights.checkpoint import open_checkpoint
 from kernelgen_runtime.weights import layout
-
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 rows, cols = 65536, 1024
 weight = Weight("w", "bfloat16", (), "panel", (Part("w", rows, cols),), 0, None)
@@ -413,6 +412,7 @@ out = host_bytes(rows * cols * 2).view(torch.bfloat16).view(rows // 32, cols // 
 layout.fill(weight, open_checkpoint(sys.argv[1]), out)
 print(peak() - before - rows * cols * 2)
 """
+)
 
 
 def test_loading_needs_little_more_than_the_weights(tmp_path: Path) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from kernelgen.codegen.cpp.expressions import cpp_float, cpp_name, cpp_type
+from kernelgen.codegen.cpp.insert import head_row, insert_context
 from kernelgen.codegen.cpp.places import Place
-from kernelgen.codegen.cpp.row_program import RowProgram
 from kernelgen.codegen.families.roles import AttentionRoles
-from kernelgen.ir.graph import Node
+from kernelgen.ir.types import Type
 from kernelgen.ops import Attention
-from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
 
 
@@ -21,9 +20,11 @@ def attention_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, A
     assert isinstance(roles, AttentionRoles)
     op = roles.anchor.op
     assert isinstance(op, Attention)
-    query = region.value(roles.anchor.inputs[0]).type
+    name = roles.anchor.inputs[0]
+    query = region.value(name).type
     state = roles.insert.inputs[0] if roles.insert else roles.anchor.inputs[1]
     cache = region.value(state).type
+    row = Place("row", Type(query.shape[-1:], op.dtype))
     return {
         "cache": cpp_type(cache.dtype),
         "act": cpp_type(op.dtype),
@@ -33,25 +34,8 @@ def attention_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, A
         "window": op.window or 0,
         "scale": cpp_float(op.scale),
         "state": cpp_name(region.base(state)),
-        "sinks": cpp_name(region.base(roles.anchor.inputs[3])) if op.sinks else "nullptr",
+        "sinks": cpp_name(region.base(roles.anchor.inputs[3])) if op.sinks else "",
         "output": cpp_name(roles.anchor.outputs[0]),
-        "query": _head_row(region, roles.query, roles.anchor.inputs[0], "q", layouts),
-        "keys": _head_row(region, roles.keys, roles.insert.inputs[1], "k", layouts) if roles.insert else [],
-        "values": _head_row(region, (), roles.insert.inputs[2], "v", layouts) if roles.insert else [],
+        "query": head_row(region, roles.query, name, row, layouts),
+        "insert": insert_context(region, roles.insert, roles.keys, layouts) if roles.insert else None,
     }
-
-
-def _head_row(
-    region: Region, nodes: Sequence[Node], name: str, array: str, layouts: Mapping[str, str]
-) -> list[str]:
-    """Statements that fill the float array of one head: row `name` of token `t`, head `h`."""
-    program = RowProgram(region, "t", layouts, head="h")
-    type_ = region.value(name).type
-    target = Place(array, type_, "local")
-    for node in nodes:
-        program.emit(node, target if node.outputs[0] == name else None)
-    if not nodes:
-        source = program.place(name).load("i", "h")
-        program.lines.append(f"for (int i = 0; i < {type_.row_width}; ++i) {array}[i] = {source};")
-    return program.lines
-

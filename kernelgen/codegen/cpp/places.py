@@ -19,6 +19,8 @@ class Place:
     """`tensor`, `local` (floats that hold rounded values), `number`, or `packed` (a projection's prepared row)"""
     heads: bool = False
     """whether `[head]` or `head * D` has to be added"""
+    whole: bool = True
+    """whether all heads of the row lie there, not just the current one"""
 
     def _at(self, index: str, head: str) -> str:
         return f"{head} * {self.type.row_width} + {index}" if self.heads else index

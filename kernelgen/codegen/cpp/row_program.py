@@ -46,8 +46,8 @@ class RowProgram:
         text = f"({base.text} + {access.offset})" if access.offset else base.text
         if type_.leading is not None and type_.row_width == 1:
             at = text if heads else f"{text}[0]"
-            return Place(at, type_, "number", heads)
-        return Place(text, type_, base.kind, heads and (base.kind == "tensor" or not self.head))
+            return Place(at, type_, "number", heads and base.whole)
+        return Place(text, type_, base.kind, heads and base.whole, base.whole)
 
     def _outside(self, base: str) -> Place:
         """Typed memory of an outside value; a pointer to the token's row is declared at first use."""
@@ -81,10 +81,13 @@ class RowProgram:
         """The given place, or a new local array (one head's worth where the program runs for one head)."""
         if target is None:
             type_ = self.region.value(name).type
-            size = type_.row_width if self.head else type_.static_elements
+            single = self.head and len(type_.shape) == 3
+            size = type_.row_width if single else type_.static_elements
             text = cpp_name(name)
             self.lines.append(f"alignas(64) float {text}[{size}];")
-            target = Place(text, type_, "local", len(type_.shape) == 3 and not self.head)
+            heads = len(type_.shape) == 3
+            whole = not (heads and self.head)
+            target = Place(text, type_, "local", heads and whole, whole)
         self.places[name] = target
         return target
 
@@ -119,7 +122,8 @@ class RowProgram:
             self._over_heads(source, [f"{text}[h] = {call};"])
         else:
             self.lines.append(f"const float {text} = {call};")
-        self.places[name] = Place(text, self.region.value(name).type, "number", all_heads)
+        type_ = self.region.value(name).type
+        self.places[name] = Place(text, type_, "number", all_heads, not (head and self.head))
 
     def _rope(self, node: Node, target: Place | None) -> None:
         x, table, positions = node.inputs

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelgen.codegen.cpp.expressions import cpp_name, cpp_type
+from kernelgen.codegen.cpp.expressions import cpp_name
+from kernelgen.codegen.cpp.insert import insert_context
 from kernelgen.codegen.cpp.places import Place
 from kernelgen.codegen.cpp.row_program import RowProgram
 from kernelgen.ir.graph import Node
@@ -16,20 +17,29 @@ from kernelgen.planner.plan import Kernel
 
 
 def rows_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, Any]:
-    """What `cpp/rows.cpp.j2` needs."""
+    """What `cpp/rows.cpp.j2` needs: one loop over rows, then the cache inserts."""
     region = kernel.match.region
+    inserts = [n for n in region.nodes if isinstance(n.op, CacheWrite)]
     program = RowProgram(region, "t", layouts)
-    for node in region.nodes:
-        if isinstance(node.op, CacheWrite):
-            _insert(program, node)
-        else:
-            program.emit(node, _stored_place(region, node))
-            _store_number(program, node)
+    for node in _loop_nodes(region, inserts):
+        program.emit(node, _stored_place(region, node))
+        _store_number(program, node)
     leading = {region.value(n.outputs[0]).type.leading for n in region.nodes}
     return {
         "rows": "step.logit_rows" if Dim.B in leading else "step.tokens",
         "body": program.lines,
+        "inserts": [insert_context(region, n, region.nodes, layouts) for n in inserts],
     }
+
+
+def _loop_nodes(region: Region, inserts: Sequence[Node]) -> list[Node]:
+    """Row ops whose results leave the kernel, and what they depend on; the inserts compute their own."""
+    wanted, found = set(region.outputs), []
+    for node in reversed(region.nodes):
+        if node not in inserts and node.outputs[0] in wanted:
+            found.append(node)
+            wanted |= {region.base(i) for i in node.inputs}
+    return found[::-1]
 
 
 def _stored_place(region: Region, node: Node) -> Place | None:
@@ -54,17 +64,3 @@ def _store_number(program: RowProgram, node: Node) -> None:
         program.lines.append(f"{name}[t] = {local};")
     else:
         program.lines.append(f"for (int h = 0; h < {count}; ++h) {name}[(size_t)t * {count} + h] = {local}[h];")
-
-
-def _insert(program: RowProgram, node: Node) -> None:
-    """Keys and values of the token to their page."""
-    region = program.region
-    state, keys, values, _rows = node.inputs
-    type_ = region.value(keys).type
-    k, v = program.place(keys), program.place(values)
-    cache = cpp_type(region.value(state).type.dtype)
-    program.lines += [
-        f"if (const kg::PageSlot at = step.slot_of_token(*{cpp_name(region.base(state))}, t); at.valid()) {{",
-        f"  kg::insert_row<{cache}, {type_.shape[1]}, {type_.row_width}>(at, {k.text}, {v.text});",
-        "}",
-    ]

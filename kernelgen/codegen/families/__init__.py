@@ -11,7 +11,9 @@ from kernelgen.tables import Tables
 
 
 def catalogue(device: Device, tables: Tables | None = None) -> Catalogue:
-    """The families that a device's plans may use; without `tables` those that ship with the compiler."""
+    """The families that a device's plans may use; without `tables` those that ship with the
+    compiler.
+    """
     if device.is_cpu:
         return CPP_FAMILIES
     return triton_families(tables if tables is not None else Tables(tables_dir()))

@@ -1,4 +1,4 @@
-"""Owns the shapes of kernels that several backends share: which op is anchor, prologue or epilogue, and what is not allowed."""
+"""Owns the shapes of kernels that backends share: anchor, prologue, epilogue, refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE
 
 @dataclass(frozen=True)
 class LinearGroup:
-    """Projections whose results are finished together: one of them, or two that meet (gate and up)."""
+    """Projections whose results are finished together: one, or two that meet (gate and up)."""
 
     anchors: tuple[Node, ...]
     weights: tuple[str, ...]
@@ -83,7 +83,9 @@ def linear_roles(region: Region) -> LinearRoles | Refusal | None:
 
 
 def head_roles(region: Region) -> HeadRoles | Refusal | None:
-    """The region as projection, epilogue and choice; None unless it holds a projection and a choice."""
+    """The region as projection, epilogue and choice; None unless it holds a projection and a
+    choice.
+    """
     samples, anchors = region.with_trait(Trait.SAMPLE), region.with_trait(Trait.MATMUL)
     if not samples or not anchors:
         return None
@@ -103,12 +105,15 @@ def _two_anchors(region: Region, product: Node, other: Node) -> Refusal:
     width = region.value(product.outputs[0]).type.row_width
     if other.op.has(Trait.ATTENTION) and _reaches(region, other, product):
         heads = region.value(other.outputs[0]).type
-        text = f"{product.name} sums over all {heads.static_elements} columns of {other.name}, which are finished head by head"
+        columns = f"{heads.static_elements} columns of {other.name}"
+        text = f"{product.name} sums over all {columns}, which are finished head by head"
     elif other.op.has(Trait.ATTENTION):
         head = region.value(other.outputs[0]).type.row_width
-        text = f"{other.name} reads whole heads of {head} columns, {product.name} finishes its {width} columns tile by tile"
+        tiles = f"{product.name} finishes its {width} columns tile by tile"
+        text = f"{other.name} reads whole heads of {head} columns, {tiles}"
     else:
-        text = f"{other.name} chooses among all {width} columns of {product.name}, which are finished tile by tile"
+        columns = f"{width} columns of {product.name}"
+        text = f"{other.name} chooses among all {columns}, which are finished tile by tile"
     return Refusal(text, barrier=True)
 
 
@@ -118,7 +123,8 @@ def _second_product(region: Region, later: Node, anchors: tuple[Node, ...]) -> R
     source = next((a for a in anchors if _reaches(region, a, later)), None)
     if source is None:
         return Refusal(f"{anchors[0].name} and {later.name} multiply different rows")
-    text = f"{later.name} sums over all {k} columns that come from {source.name}, which are finished tile by tile"
+    columns = f"{k} columns that come from {source.name}"
+    text = f"{later.name} sums over all {columns}, which are finished tile by tile"
     return Refusal(text, barrier=True)
 
 
@@ -145,10 +151,9 @@ def _bad_prologue(region: Region, x: str, prologue: tuple[Node, ...]) -> Refusal
             return Refusal(f"{node.op.kind} cannot prepare the row of a projection")
         out = node.outputs[0]
         if not region.only_inside(out):
-            return Refusal(
-                f"{out} is also read by {_outside_readers(region, out)}: it would be computed by every"
-                " tile of the product, storing it once is cheaper"
-            )
+            readers = _outside_readers(region, out)
+            why = "every tile of the product would compute it, storing it once is cheaper"
+            return Refusal(f"{out} is also read by {readers}: {why}")
         type_ = region.value(out).type
         if len(type_.shape) != 2:
             return Refusal(f"{out} is not a plain row")
@@ -169,7 +174,8 @@ def _bad_epilogue(region: Region, epilogue: tuple[Node, ...]) -> Refusal | None:
     for node in epilogue:
         type_ = region.value(node.inputs[0]).type
         if node.op.has(Trait.ROW_REDUCE):
-            text = f"{node.name} needs all {type_.row_width} columns of a row, which the product finishes tile by tile"
+            columns = f"{type_.row_width} columns of a row"
+            text = f"{node.name} needs all {columns}, which the product finishes tile by tile"
             return Refusal(text, barrier=True)
         if not node.op.has(Trait.POINTWISE):
             text = f"{node.name} needs whole rows, which the product finishes tile by tile"
@@ -251,7 +257,8 @@ def attention_roles(region: Region, phase: str) -> AttentionRoles | Refusal | No
         return _two_anchors(region, others[0], anchor)
     inserts = region.with_trait(Trait.STATE_WRITE)
     if inserts and phase != "decode":
-        text = f"in a prompt other rows attend to what a row stores: all of {inserts[0].name} comes first"
+        first = f"all of {inserts[0].name} comes first"
+        text = f"in a prompt other rows attend to what a row stores, so {first}"
         return Refusal(text, barrier=True)
     query = _chain(region, anchor.inputs[0])
     keys = tuple(n for i in inserts for name in i.inputs[1:3] for n in _chain(region, name))
@@ -260,7 +267,9 @@ def attention_roles(region: Region, phase: str) -> AttentionRoles | Refusal | No
     for node in region.nodes:
         if node.name not in known:
             after = _reaches(region, anchor, node)
-            why = "belongs to the next kernel" if after else "makes nothing that attention reads here"
+            why = (
+                "belongs to the next kernel" if after else "makes nothing that attention reads here"
+            )
             return Refusal(f"{node.name} {why}")
     for node in (*query, *keys):
         if not node.op.has(Trait.ROW_LOCAL) or len(region.value(node.outputs[0]).type.shape) != 3:

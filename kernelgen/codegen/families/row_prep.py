@@ -1,4 +1,4 @@
-"""Owns what a product does to its rows first: how often they are read, and whether a norm can wait until the end."""
+"""Owns what a product does to its rows first: passes over them, and norms that can wait."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ class RowPrep:
     passes: int
     """times that a block reads the row: 1, or 2 when a statistic has to be known first"""
     deferred: bool
-    """whether the statistic only scales the row: `(x·w)·Wᵀ` is scaled when it is done, exact but for one rounding"""
+    """whether the statistic only scales the row: `(x·w)·Wᵀ` is scaled when it is done, exact but
+    for one rounding"""
 
 
 def row_prep(region: Region, roles: LinearRoles) -> RowPrep | None:
-    """How the rows are prepared; None when they are read as they are (a choice of rows is only an address)."""
+    """How the rows are prepared; None when they are read as they are (a choice of rows is only an
+    address).
+    """
     work = [n for n in roles.prologue if not n.op.has(Trait.SELECT)]
     if not work:
         return None
@@ -37,7 +40,9 @@ def row_prep(region: Region, roles: LinearRoles) -> RowPrep | None:
 
 
 def _element_ops(region: Region, node: Node, numbers: frozenset[str]) -> int:
-    """Instructions that every element needs; what depends on row numbers alone is computed once a row."""
+    """Instructions that every element needs; what depends on row numbers alone is computed once a
+    row.
+    """
     expr = getattr(node.op, "expr", None)
     if not isinstance(expr, Expr):
         return 1
@@ -55,7 +60,9 @@ def _ops(expr: Expr, scalars: frozenset[int]) -> int:
 def _scales_only(
     region: Region, roles: LinearRoles, work: list[Node], statistics: list[Node]
 ) -> bool:
-    """Whether the prologue is `f(statistics) · g(row)`, all statistics being of the row as it comes."""
+    """Whether the prologue is `f(statistics) · g(row)`, all statistics being of the row as it
+    comes.
+    """
     made = {n.outputs[0] for n in work}
     last = work[-1]
     if last.outputs[0] != roles.x or len(work) != len(statistics) + 1:

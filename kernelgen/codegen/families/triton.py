@@ -1,4 +1,4 @@
-"""Owns the catalogue of GPU families: the specific ones first, since the first refusal is what `explain` tells."""
+"""Owns the catalogue of GPU families; the first refusal is told, so specific ones come first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the legality of a thread block: what it takes of a multiprocessor, and every limit that it breaks."""
+"""Owns the legality of a thread block: what it takes of a multiprocessor, limits it breaks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _REGISTERS_OF_THE_FRAME = 28  # addresses, loop counters, masks: what small kern
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one block takes. `registers` is an estimate from the tile; the assembler has the last word."""
+    """What one block takes. `registers` is an estimate from the tile; the assembler has the last
+    word.
+    """
 
     warps: int
     registers: int
@@ -32,9 +34,8 @@ class Footprint:
         if self.threads > _MAX_THREADS:
             found.append(f"{self.threads} threads, a block has at most {_MAX_THREADS}")
         if self.registers > device.max_registers_per_thread:
-            found.append(
-                f"about {self.registers} registers a thread, there are {device.max_registers_per_thread}"
-            )
+            most = device.max_registers_per_thread
+            found.append(f"about {self.registers} registers a thread, there are {most}")
         if self.registers * self.threads > device.registers_per_unit:
             found.append(
                 f"about {self.registers * self.threads} registers, a multiprocessor has"

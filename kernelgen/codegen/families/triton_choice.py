@@ -1,4 +1,4 @@
-"""Owns the choice of a tile: the legal one with the lowest modelled time, or every reason why there is none."""
+"""Owns the choice of a tile: the fastest legal one, or every reason why there is none."""
 
 from __future__ import annotations
 
@@ -51,21 +51,23 @@ def best(
     device: Device,
     besides: Callable[[Tile[Problem]], float] = lambda tile: 0.0,
 ) -> Best[Problem] | Refusal:
-    """The tile with the lowest time, `besides` (further launches that it asks for) included; of equals the one with most loads in flight, then with the lowest next limit."""
+    """The tile with the lowest time, `besides` (further launches that it asks for) included; of
+    equals the one with most loads in flight, then with the lowest next limit.
+    """
     found: tuple[tuple[float, ...], Tile[Problem], Timing] | None = None
-    reasons: dict[str, list[str]] = {}
+    reasons: dict[str, list[Tile[Problem]]] = {}
     legal = looked_at = 0
     for tile in space:
         looked_at += 1
         problems = tile.problems(problem, device)
         for reason in problems:
-            reasons.setdefault(reason, []).append(tile_text(tile))
+            reasons.setdefault(reason, []).append(tile)
         if problems:
             continue
         legal += 1
         timing = tile.time(problem, device)
         us = timing.us + besides(tile)
-        rank = (round(us, 2), round(timing.latency_us, 2), *(us for _, us in timing.parts))
+        rank = (round(us, 2), round(timing.latency_us, 2), *(part for _, part in timing.hidden))
         if found is None or rank < found[0]:
             found = (rank, tile, timing)
     if found is None:
@@ -73,10 +75,10 @@ def best(
     return Best(found[1], found[2], legal, looked_at)
 
 
-def _why_none(reasons: Mapping[str, list[str]]) -> str:
+def _why_none(reasons: Mapping[str, list[Tile[Problem]]]) -> str:
     """Reasons that hold for most tiles first, each with one tile that it excludes."""
     ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
-    told = [f"{reason} (e.g. {tiles[0]})" for reason, tiles in ordered[:3]]
+    told = [f"{reason} (e.g. {tile_text(tiles[0])})" for reason, tiles in ordered[:3]]
     return f"no tile is legal: {'; '.join(told)}"
 
 

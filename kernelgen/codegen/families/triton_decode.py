@@ -1,4 +1,4 @@
-"""Owns decode attention: one query row a request, its cache cut into splits that different blocks read."""
+"""Owns decode attention: one query row a request, its cache split over blocks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ from kernelgen.planner.network import Region
 
 PAGE = 16
 """tokens of a cache page: a step reads whole pages"""
-_PAGES_SHARE = 0.95
-"""of the read bandwidth, for pages of 4 KiB in any order: what the best public kernels reach on 2 GiB (H200)"""
-_LAST_STEP_US, _STEP_US, _TOKEN_US = 0.8, 0.5, 0.004
-"""scores, softmax and sums: of the last step, and in the chain of a step and of each of its entries. Fitted to the small
-cases of those kernels."""
+_PAGES_SHARE = 0.92
+"""of the read bandwidth, for pages of 4 KiB in any order: what the best public kernels reach on 2
+GiB (H200)"""
+_STEP_US, _TOKEN_US = 0.8, 0.004
+"""scores, softmax and sums of a step and of each of its entries: a chain"""
+_NEW_ROW_US = 0.8
+"""the row that this step brings: its norm, its scores, its way into the cache"""
 _LEAST_HEADS = 16  # the short side of a tensor core product
 
 ONE_BLOCK, LAST_BLOCK, SECOND_KERNEL = 0, 1, 2
@@ -97,7 +99,9 @@ def decode_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> Decod
 
 @dataclass(frozen=True)
 class DecodeTile:
-    """A block reads one of `splits` parts of one cache head of one request, `tokens` entries a step."""
+    """A block reads one of `splits` parts of one cache head of one request, `tokens` entries a
+    step.
+    """
 
     tokens: int
     splits: int
@@ -110,7 +114,9 @@ class DecodeTile:
         return ceil_div(ceil_div(problem.visible, self.splits), PAGE) * PAGE
 
     def footprint(self, problem: DecodeProblem) -> Footprint:
-        """Shared memory: `stages` steps of keys and values. Registers: sums of all heads, scores of a step."""
+        """Shared memory: `stages` steps of keys and values. Registers: sums of all heads, scores of
+        a step.
+        """
         heads, width = max(_LEAST_HEADS, problem.group), next_power_of_two(problem.width)
         shared = self.stages * self.tokens * 2 * width * problem.cache_bits // 8
         held = (heads * width + 1.5 * heads * self.tokens) / (self.warps * WARP)
@@ -120,10 +126,14 @@ class DecodeTile:
         """Limits of the block, splits without work, and a merge that does not fit the splits."""
         found = list(self.footprint(problem).problems(device))
         if (self.splits == 1) != (self.combine == ONE_BLOCK):
-            found.append("partial results are merged where there are several splits, and only there")
+            found.append(
+                "partial results are merged where there are several splits, and only there"
+            )
         if self.splits > 1 and self.part(problem) < self.tokens:
-            found.append(f"{problem.visible} entries in {self.splits} splits leave less than a step")
-        if self.splits == 1 and self.tokens > max(PAGE, next_power_of_two(problem.visible)):
+            found.append(
+                f"{problem.visible} entries in {self.splits} splits leave less than a step"
+            )
+        if self.splits == 1 and self.tokens > max(2 * PAGE, next_power_of_two(problem.visible)):
             found.append(f"a step is longer than the {problem.visible} visible entries")
         return tuple(found)
 
@@ -139,7 +149,9 @@ class DecodeTile:
         return size / (UNIT_GB_S * 1e3)
 
     def time(self, problem: DecodeProblem, device: Device) -> Timing:
-        """Pages from memory once. Every split prepares the query again; the last one also stores the new row."""
+        """Pages from memory once. Every split prepares the query again; the last one also stores
+        the new row.
+        """
         blocks = problem.requests * problem.kv_heads * self.splits
         pairs = problem.requests * problem.visible
         padded = max(_LEAST_HEADS, problem.group) * problem.kv_heads
@@ -151,8 +163,9 @@ class DecodeTile:
             steps=ceil_div(self.part(problem), self.tokens),
             in_flight=max(1, self.stages - 1),
             step_us=step,
-            lead_us=2 * LATENCY_US + problem.statistics * REDUCE_US,  # lengths, then page numbers
-            tail_us=_LAST_STEP_US + 2 * REDUCE_US + merge,
+            early_us=2 * LATENCY_US,  # lengths, page numbers, first keys: all there before the step
+            lead_us=problem.statistics * REDUCE_US + step,
+            tail_us=_NEW_ROW_US * problem.insert + REDUCE_US + merge,
         )
         demand = Demand(
             memory_bytes=problem.bytes,
@@ -183,11 +196,11 @@ def merge_us(problem: DecodeProblem, tile: DecodeTile, device: Device) -> float:
 
 def space() -> Iterator[DecodeTile]:
     """All tiles, those without a merge first."""
-    for splits in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128):
+    for splits in (1, 2, 4, 8, 16, 32, 64):
         for combine in (ONE_BLOCK,) if splits == 1 else (LAST_BLOCK, SECOND_KERNEL):
-            for tokens in (64, 128, 32, 16):
-                for stages in (3, 2, 4):
-                    for warps in (4, 8, 2):
+            for tokens in (64, 128, 32):
+                for stages in (2, 3):
+                    for warps in (4, 8):
                         yield DecodeTile(tokens, splits, stages, warps, combine)
 
 
@@ -202,8 +215,6 @@ def _second(tile: object, problem: DecodeProblem, device: Device) -> float:
     return merge_us(problem, tile, device) if tile.combine == SECOND_KERNEL else 0.0
 
 
-
-
 def decode_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:
     """Attention of a decode step; None in a prompt."""
     return attention_roles(region, phase) if phase == "decode" else None
@@ -212,7 +223,7 @@ def decode_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:
 def quote_decode(
     region: Region, roles: AttentionRoles, sizes: Sizes, device: Device
 ) -> Quote | Refusal:
-    """The best tile with its partial results, its counters, and its second kernel where it has one."""
+    """The best tile with its partial results, counters, and second kernel where it has one."""
     problem = decode_problem(region, roles, sizes)
     found = decode(problem, device)
     if isinstance(found, Refusal):
@@ -220,11 +231,11 @@ def quote_decode(
     tile = found.tile
     assert isinstance(tile, DecodeTile)
     passes: tuple[Pass, ...] = ()
-    partial, merge = tile.partial_bytes(problem), "nothing to merge"
+    partial, merge = tile.partial_bytes(problem), "a block reads all its entries"
     if tile.combine == LAST_BLOCK:
-        merge = "the last block of a cache head merges the splits"
+        merge = f"the last block of a cache head merges {tile.splits} splits"
     elif tile.combine == SECOND_KERNEL:
-        merge = "a second kernel merges the splits"
+        merge = f"a second kernel merges {tile.splits} splits"
         passes = (Pass("merge", 2 * partial, merge_us(problem, tile, device), merge),)
     return Quote(
         best=found,
@@ -234,5 +245,5 @@ def quote_decode(
         scratch_bytes=max(LEAST_BYTES, partial),
         counters=problem.requests * problem.kv_heads,
         passes=passes,
-        notes=(f"{tile.splits} splits of {tile.part(problem)} entries, {merge}",),
+        notes=(f"{merge}: {tile.part(problem)} in each",),
     )

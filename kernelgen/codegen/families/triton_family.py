@@ -1,4 +1,4 @@
-"""Owns the GPU family as planners see it: match by roles, then the best tile's price or a measured row's."""
+"""Owns the GPU family as planners see it: match by roles, price by model or by table."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ class TritonFamily:
         return Match(self, region, roles, variant_text(region), phase=phase)
 
     def price(self, match: Match, sizes: Sizes, device: Device) -> Price | Refusal:
-        """The modelled time of the best tile, or what a table measured; the boundary before it included."""
+        """The modelled time of the best tile, or what a table measured; the boundary before it
+        included.
+        """
         quote = self.quote(match.region, match.roles, sizes, device)
         if isinstance(quote, Refusal):
             return quote
@@ -72,7 +74,7 @@ class TritonFamily:
     def _measured(
         self, match: Match, sizes: Sizes, device: Device, modelled: Price
     ) -> Price | None:
-        """The row of a table, if there is one. Rows hold the kernel alone, its cold start included."""
+        """A table's row, if there is one. Rows hold the kernel alone, its cold start included."""
         size = sizes.rows if match.phase == "decode" else sizes.tokens
         bucket = Bucket(match.phase, size)
         key = tuning_key(device.sm_name, device.name, self.name, match.variant, bucket)
@@ -97,8 +99,8 @@ def _limits(quote: Quote, device: Device) -> Sequence[str]:
     best = quote.best
     footprint = best.tile.footprint(quote.problem)
     block = (
-        f"{footprint.warps} warps, about {footprint.registers} registers,"
-        f" {footprint.shared_bytes / 1024:.0f} KiB shared: {footprint.resident(device)} blocks a"
+        f"block of {footprint.threads} threads, about {footprint.registers} registers each,"
+        f" {footprint.shared_bytes / 1024:.0f} KiB shared: {footprint.resident(device)} fit a"
         " multiprocessor"
     )
     masks = best.tile.masks(quote.problem) or ("no masks",)

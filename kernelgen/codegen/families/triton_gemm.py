@@ -1,4 +1,4 @@
-"""Owns the product of many rows (prompts, large batches): square tiles on tensor cores, operands staged in shared memory."""
+"""Owns the product of many rows: square tiles on tensor cores, operands in shared memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kernelgen.planner.family import Refusal
 
 LEAST_ROWS = 65
 _BEST_SHARE = 0.88
-"""of the rate at 8192³: a good library reaches 695 of 788 TFLOP/s on layer shapes at 16,384 rows (H200)"""
+"""of the rate at 8192³: a good library reaches 695 of 788 TFLOP/s on layer shapes at 16,384 rows
+(H200)"""
 _BEST_SIDE = 170.7
 """harmonic mean of the sides of a 128 × 256 tile; smaller tiles read their operands more often"""
 _SIDE_POWER = 0.35
@@ -50,10 +51,13 @@ class GemmTile:
         wide = self.outputs * problem.most_matrices
         side = 2 * wide * self.rows / (wide + self.rows)
         through = _THROUGH_REGISTERS if problem.prep else 1.0
-        return _BEST_SHARE * min(1.0, (side / _BEST_SIDE) ** _SIDE_POWER) * through
+        size = float((side / _BEST_SIDE) ** _SIDE_POWER)
+        return _BEST_SHARE * min(1.0, size) * through
 
     def time(self, problem: Product, device: Device) -> Timing:
-        """Padded arithmetic at the tile's rate; every block of a column reads (and prepares) its rows again."""
+        """Padded arithmetic at the tile's rate; every block of a column reads (and prepares) its
+        rows again.
+        """
         bands, columns = ceil_div(problem.rows, self.rows), problem.tiles(self.outputs)
         blocks, footprint = bands * columns, self.footprint(problem)
         padded = bands * self.rows * columns * self.outputs * problem.k * problem.most_matrices

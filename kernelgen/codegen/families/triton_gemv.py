@@ -1,4 +1,4 @@
-"""Owns the one-row product (up to 16 rows): weights stream through registers, vector units multiply, no shared memory."""
+"""Owns the product of up to 16 rows: weights stream through registers, vector units multiply."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class GemvTile:
     warps: int
 
     def footprint(self, problem: Product) -> Footprint:
-        """Registers: the weights of a step as they are stored, and one float32 sum for each of them and each row."""
+        """Registers: the weights of a step as they are stored, and one float32 sum for each of them
+        and each row.
+        """
         each = self.outputs * problem.most_matrices * self.depth / (self.warps * WARP)
         registers = frame_registers(each * (problem.weight_bits / 32 + problem.rows))
         return Footprint(self.warps, registers, shared_bytes=self.warps * 128 * problem.rows)
@@ -68,7 +70,10 @@ class GemvTile:
     def masks(self, problem: Product) -> tuple[str, ...]:
         """The last step of the row and the last block of each matrix."""
         columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
-        return (*masked("depth", problem.k, self.depth), *(note for notes in columns for note in notes))
+        return (
+            *masked("depth", problem.k, self.depth),
+            *(note for notes in columns for note in notes),
+        )
 
 
 def space() -> Iterator[GemvTile]:

@@ -1,4 +1,4 @@
-"""Owns the fused head: a product whose tiles keep their best candidate, and one small kernel that chooses."""
+"""Owns the fused head: tiles of the product keep their best candidate, a small kernel chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns the product families side by side: one-row, few-row and many-row products of the same regions."""
+"""Owns the product families side by side: few, some and many rows of the same regions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def quote_product(
 ) -> Callable[[Region, LinearRoles, Sizes, Device], Quote | Refusal]:
     """The quote of the family whose tiles `choose` knows."""
 
-    def quote(
-        region: Region, roles: LinearRoles, sizes: Sizes, device: Device
-    ) -> Quote | Refusal:
+    def quote(region: Region, roles: LinearRoles, sizes: Sizes, device: Device) -> Quote | Refusal:
         problem = product(region, roles, sizes)
         found = choose(problem, device)
         if isinstance(found, Refusal):

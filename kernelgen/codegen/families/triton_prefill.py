@@ -1,4 +1,4 @@
-"""Owns prompt attention: tiles of queries of one head walk the visible keys, scores never leave the block."""
+"""Owns prompt attention: tiles of queries of one head walk the visible keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from kernelgen.codegen.families.triton_block import (
 )
 from kernelgen.codegen.families.triton_choice import Best, best, masked
 from kernelgen.codegen.families.triton_family import Quote
-from kernelgen.codegen.families.triton_time import LATENCY_US, REDUCE_US, Demand, Grid, Timing, timing
+from kernelgen.codegen.families.triton_time import (
+    LATENCY_US,
+    REDUCE_US,
+    Demand,
+    Grid,
+    Timing,
+    timing,
+)
 from kernelgen.hw.device import Device
 from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
@@ -26,8 +33,8 @@ from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
 _SHARE = 0.5
-"""of the large product's rate that scores and sums reach together: torch's flash kernel has 0.40, FA3 0.75 (H200, 8,192
-tokens, 32 heads of 128)"""
+"""of the large product's rate that scores and sums reach together: torch's flash kernel has 0.40,
+FA3 0.75 (H200, 8,192 tokens, 32 heads of 128)"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,9 @@ def prefill_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> Pref
 
 @dataclass(frozen=True)
 class PrefillTile:
-    """A block computes `rows` queries of one head, `tokens` keys at a time; with a window it starts at its first tile."""
+    """A block computes `rows` queries of one head, `tokens` keys at a time; with a window it starts
+    at its first tile.
+    """
 
     rows: int
     tokens: int
@@ -87,7 +96,9 @@ class PrefillTile:
         return ceil_div(mean + self.rows // 2, self.tokens)
 
     def footprint(self, problem: PrefillProblem) -> Footprint:
-        """Shared memory: the queries, `stages` steps of keys and values. Registers: sums, scores, their exponentials."""
+        """Shared memory: the queries, `stages` steps of keys and values. Registers: sums, scores,
+        their exponentials.
+        """
         width, size = next_power_of_two(problem.width), problem.cache_bits // 8
         shared = (self.rows + self.stages * self.tokens * 2) * width * size
         held = self.rows * (width + 1.5 * self.tokens) / (self.warps * WARP)
@@ -112,8 +123,8 @@ class PrefillTile:
             footprint=self.footprint(problem),
             steps=steps,
             in_flight=max(1, self.stages - 1),
-            lead_us=LATENCY_US + problem.statistics * REDUCE_US,
-            tail_us=REDUCE_US,
+            early_us=LATENCY_US,
+            lead_us=LATENCY_US + problem.statistics * REDUCE_US,  # page numbers, then keys
         )
         demand = Demand(
             memory_bytes=problem.bytes,

@@ -62,7 +62,9 @@ class Product:
         return sum(ceil_div(columns, outputs) for columns, _ in self.groups)
 
     def row_traffic(self, blocks: int, rows: int, footprint: Footprint, device: Device) -> int:
-        """Bytes of rows that pass the L2 cache, where each block reads `rows` rows, `prep.passes` times."""
+        """Bytes of rows that pass the L2 cache, where each block reads `rows` rows, `prep.passes`
+        times.
+        """
         passes = self.prep.passes if self.prep else 1
         size = rows * self.k * self.row_bits // 8
         if size <= _NEAR_BYTES and footprint.shared_bytes <= 16 << 10:
@@ -70,7 +72,9 @@ class Product:
         return blocks * passes * size
 
     def prep_ops(self, blocks: int, rows: int, through: int = 0) -> float:
-        """Instructions that prepare rows: every block does it for itself, `through` more for each element."""
+        """Instructions that prepare rows: every block does it for itself, `through` more for each
+        element.
+        """
         return blocks * rows * self.k * (self.prep.ops + through) if self.prep else 0.0
 
 

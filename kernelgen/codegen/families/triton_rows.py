@@ -1,4 +1,4 @@
-"""Owns the row kernels: norms, rotations, inserts, embeddings and other ops that each row decides for itself."""
+"""Owns the row kernels: norms, rotations, inserts, embeddings, whatever a row decides alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,14 @@ from kernelgen.codegen.families.triton_block import (
 )
 from kernelgen.codegen.families.triton_choice import Best, best, masked
 from kernelgen.codegen.families.triton_family import Quote
-from kernelgen.codegen.families.triton_time import NEAR_LATENCY_US, REDUCE_US, Demand, Grid, Timing, timing
+from kernelgen.codegen.families.triton_time import (
+    NEAR_LATENCY_US,
+    REDUCE_US,
+    Demand,
+    Grid,
+    Timing,
+    timing,
+)
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
@@ -77,7 +84,9 @@ def _reduces(node: Node) -> int:
 
 @dataclass(frozen=True)
 class RowsTile:
-    """A block handles `rows` rows; a row wider than `width` is walked in parts, once more for each reduction."""
+    """A block handles `rows` rows; a row wider than `width` is walked in parts, once more for each
+    reduction.
+    """
 
     rows: int
     width: int
@@ -100,7 +109,9 @@ class RowsTile:
         return tuple(found)
 
     def time(self, problem: RowsProblem, device: Device) -> Timing:
-        """Inputs once, outputs once; parts of long rows again for every reduction, from the L2 cache."""
+        """Inputs once, outputs once; parts of long rows again for every reduction, from the L2
+        cache.
+        """
         parts = ceil_div(problem.width, self.width)
         again = 1 + (problem.depth if parts > 1 else 0)
         grid = Grid(
@@ -108,8 +119,7 @@ class RowsTile:
             footprint=self.footprint(problem),
             steps=parts * again,
             in_flight=parts,
-            lead_us=NEAR_LATENCY_US * (1 + problem.gathers) + REDUCE_US * problem.depth,
-            tail_us=REDUCE_US,
+            lead_us=NEAR_LATENCY_US * problem.gathers + REDUCE_US * max(0, problem.depth - 1),
         )
         demand = Demand(
             memory_bytes=problem.bytes,
@@ -127,18 +137,19 @@ class RowsTile:
         )
 
 
-def space() -> Iterator[RowsTile]:
-    """All tiles, one row a block first."""
-    for rows in (1, 2, 4, 8):
-        for width in (1024, 4096, 2048, 8192, 512, 256, 128, 64, 32, 16384):
-            for warps in (4, 8, 2, 1, 16):
-                yield RowsTile(rows, width, warps)
+def space(width: int) -> Iterator[RowsTile]:
+    """Tiles for rows of that width: whole, or in parts."""
+    whole = max(WARP, next_power_of_two(width))
+    for part in dict.fromkeys((min(whole, 4096), whole, min(whole, 1024))):
+        for rows in (1, 2, 4, 8):
+            for warps in (4, 8, 2, 1):
+                yield RowsTile(rows, part, warps)
 
 
 @lru_cache(maxsize=4096)
 def rows(problem: RowsProblem, device: Device) -> Best[RowsProblem] | Refusal:
     """The best tile for a problem."""
-    return best(space(), problem, device)
+    return best(space(problem.width), problem, device)
 
 
 def rows_roles(region: Region, phase: str) -> RowRoles | Refusal | None:
@@ -150,4 +161,6 @@ def quote_rows(region: Region, roles: RowRoles, sizes: Sizes, device: Device) ->
     """The best tile."""
     problem = rows_problem(region, sizes)
     found = rows(problem, device)
-    return found if isinstance(found, Refusal) else Quote(found, problem.bytes, problem.flops, problem)
+    return (
+        found if isinstance(found, Refusal) else Quote(found, problem.bytes, problem.flops, problem)
+    )

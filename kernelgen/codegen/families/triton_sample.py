@@ -1,4 +1,4 @@
-"""Owns the choice of a token: candidates of each part of the vocabulary, then one small kernel that chooses among them."""
+"""Owns the choice of a token: candidates of each part of the vocabulary, then one among them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ from kernelgen.planner.network import Region
 CANDIDATE_BYTES = 16
 """of each row and part: best logit with and without noise, each with its token"""
 NOISE_OPS = 60
-"""float32 and integer instructions for one logit: scale, hash of (seed, position, token), two logarithms, comparison"""
+"""float32 and integer instructions for one logit: scale, hash of (seed, position, token), two
+logarithms, comparison"""
 _THRESHOLD_PASSES = 3
-"""times that a row with top-k or top-p reads its logits again: two to bound the threshold by digits, one to choose"""
+"""times that a row with top-k or top-p reads its logits again: two to bound the threshold by
+digits, one to choose"""
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,6 @@ class SampleTile:
             blocks=problem.rows * ceil_div(problem.vocabulary, self.columns),
             footprint=self.footprint(problem),
             steps=1,
-            lead_us=NEAR_LATENCY_US,
-            tail_us=REDUCE_US,
         )
         demand = Demand(memory_bytes=problem.bytes, vector_ops=float(NOISE_OPS * logits))
         return timing(grid, demand, device)
@@ -77,11 +77,14 @@ class SampleTile:
 
 
 def choose_pass(rows: int, vocabulary: int, parts: int, device: Device) -> Pass:
-    """The second kernel: one block a row reads its candidates; rows with top-k or top-p read their logits again."""
+    """The second kernel: one block a row reads its candidates; rows with top-k or top-p read their
+    logits again.
+    """
     candidates = rows * parts * CANDIDATE_BYTES
-    us = device.boundary_us + 2 * NEAR_LATENCY_US + 2 * REDUCE_US
+    us = device.boundary_us + NEAR_LATENCY_US + REDUCE_US
     again = _THRESHOLD_PASSES * vocabulary * 4 / (UNIT_GB_S * 1e3)
-    why = f"{parts} candidates a row; a row with top-k or top-p adds about {again:.0f} µs, all rows at a time"
+    added = f"top-k or top-p in any row add about {again:.0f} µs"
+    why = f"{parts} candidates a row; {added}"
     return Pass("choose", candidates, us + candidates / (device.read_gb_s * 1e3), why)
 
 

@@ -1,4 +1,4 @@
-"""Owns the product of few rows (up to 64): weights staged through shared memory, tensor cores, columns on the long side."""
+"""Owns the product of up to 64 rows: weights through shared memory to tensor cores."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
     TICKET_US,
+    UNIT_GB_S,
     Demand,
     Grid,
     Timing,
@@ -28,14 +29,16 @@ from kernelgen.planner.family import Refusal
 
 MOST_ROWS = 64
 _LEAST_ROWS = 16  # the short side of a tensor core product; fewer rows are padded
-_TENSOR_SHARE = 0.4  # of the rate of a large product: tiles are small and wait for memory. Assumed.
+_TENSOR_SHARE = 0.6  # of the rate of a large product: tiles are small and wait for memory
 
-_THROUGH_OPS = 4  # to float32, back, to shared memory and out of it again, where rows are prepared
+_THROUGH_OPS = 5  # to float32, back, to shared memory and out of it again, where rows are prepared
 
 
 @dataclass(frozen=True)
 class SkinnyTile:
-    """A block computes `outputs` columns of all rows over one of `splits` parts of K, `depth` at a time."""
+    """A block computes `outputs` columns of all rows over one of `splits` parts of K, `depth` at a
+    time.
+    """
 
     outputs: int
     depth: int
@@ -52,7 +55,9 @@ class SkinnyTile:
         return ceil_div(ceil_div(problem.k, self.depth), self.splits)
 
     def footprint(self, problem: Product) -> Footprint:
-        """Shared memory: `stages` steps of weights and rows. Registers: float32 sums and one step's operands."""
+        """Shared memory: `stages` steps of weights and rows. Registers: float32 sums and one step's
+        operands.
+        """
         wide = self.outputs * problem.most_matrices
         rows, threads = self.padded_rows(problem), self.warps * WARP
         step = self.depth * (wide * problem.weight_bits + rows * problem.row_bits) // 8
@@ -72,11 +77,25 @@ class SkinnyTile:
             found.append("fewer than 16 columns for four warps")
         return tuple(found)
 
+    def step_us(self, problem: Product, device: Device) -> float:
+        """The products of one step, a chain. Tiles below 64 columns do not use the wide
+        instructions of sm_90.
+        """
+        base, each = (0.1, 0.0012) if self.outputs >= 64 and device.has("wgmma") else (0.17, 0.0028)
+        return self.depth / 64 * (base + each * self.padded_rows(problem))
+
     def partial_bytes(self, problem: Product) -> int:
         """float32 sums of all splits."""
         if self.splits == 1:
             return 0
         return self.splits * problem.rows * problem.weight_rows * 4
+
+    def merge_us(self, problem: Product) -> float:
+        """The ticket, and the last block of a tile that reads the sums of all splits."""
+        if self.splits == 1:
+            return 0.0
+        sums = self.splits * problem.rows * self.outputs * problem.most_matrices * 4
+        return TICKET_US + sums / (UNIT_GB_S * 1e3)
 
     def time(self, problem: Product, device: Device) -> Timing:
         """Weights from memory once; each block reads (and prepares) its part of all rows."""
@@ -89,9 +108,10 @@ class SkinnyTile:
             footprint=footprint,
             steps=self.steps(problem),
             in_flight=max(1, self.stages - 1),
+            step_us=self.step_us(problem, device),
             early_us=LATENCY_US,
             lead_us=problem.lead_us,
-            tail_us=TICKET_US if self.splits > 1 else 0.0,
+            tail_us=self.merge_us(problem),
         )
         demand = Demand(
             memory_bytes=problem.bytes,
@@ -107,7 +127,9 @@ class SkinnyTile:
         return timing(grid, demand, device)
 
     def masks(self, problem: Product) -> tuple[str, ...]:
-        """Rows are padded to the tensor cores' side; the last step and the last block may be partly empty."""
+        """Rows are padded to the tensor cores' side; the last step and the last block may be partly
+        empty.
+        """
         columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
         return (
             *masked("rows", problem.rows, self.padded_rows(problem)),
@@ -119,11 +141,10 @@ class SkinnyTile:
 def space() -> Iterator[SkinnyTile]:
     """All tiles, those without splits first."""
     for splits in (1, 2, 4, 8):
-        for outputs in (64, 32, 128, 16):
+        for outputs, warps in ((64, 4), (128, 4), (128, 8), (32, 4)):
             for depth in (128, 64, 256):
-                for stages in (4, 3, 5, 6):
-                    for warps in (4, 8):
-                        yield SkinnyTile(outputs, depth, splits, stages, warps)
+                for stages in (4, 3, 6):
+                    yield SkinnyTile(outputs, depth, splits, stages, warps)
 
 
 @lru_cache(maxsize=4096)

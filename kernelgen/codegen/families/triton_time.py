@@ -1,4 +1,4 @@
-"""Owns the time model of GPU kernels: memory, caches, arithmetic and latency of a grid of blocks."""
+"""Owns the time model of GPU kernels: memory, caches, arithmetic and latency of a grid."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from dataclasses import dataclass
 from kernelgen.codegen.families.triton_block import Footprint, ceil_div
 from kernelgen.hw.device import Device
 
-# Fitted to one H200 (2026-11-30; Triton 3.6, kernels in a captured chain with dependent launch): 7 GEMV shapes × 12
-# tiles and 4 few-row shapes × 3 row counts × 8 tiles, weights cold in L2. `tests/cpu/test_families_gpu_time.py` holds the
-# figures and the error of the model.
+# Fitted to one H200 (2026-11-30; Triton 3.6, kernels in a captured chain with dependent launch,
+# weights cold in L2): 7 one-row shapes × 12 tiles, 5 few-row shapes × 3 row counts × 8 tiles.
+# `tests/cpu/test_families_gpu_time.py` holds figures and the error of the model.
 LATENCY_US = 0.9
 """a load from memory while others load too; 0.53 when a multiprocessor loads alone"""
 NEAR_LATENCY_US = 0.35
 """a load of what an earlier kernel has just written: it is in the L2 cache"""
 REDUCE_US = 0.2
 """a sum over the threads of a block"""
-UNIT_GB_S = 60.0
-"""what one multiprocessor draws through the L2 cache: 62 with 4 blocks of 256 threads, 30 with one"""
+UNIT_GB_S = 85.0
+"""what one multiprocessor draws through the L2 cache while others are idle"""
+CACHE_GB_S_PER_UNIT = 62.0
+"""what each draws while all do: 8.2 TB/s together"""
 VECTOR_SHARE = 0.5
 """of the multiply-add rate, for code that also converts, masks and moves"""
-TICKET_US = 1.2
-"""partial results to memory, an atomic ticket, and the last block that finds them all. Assumed."""
+TICKET_US = 1.5
+"""partial results to memory, an atomic ticket, and the last block that finds them all"""
 COLD_US = LATENCY_US + NEAR_LATENCY_US
-"""what a kernel alone takes longer than in a step: its inputs come from memory, nothing overlaps with its start"""
+"""what a kernel alone takes longer than in a step: its inputs come from memory, nothing overlaps
+with its start"""
 _SOFTNESS = 3
 """exponent by which the two limits of loads add up: near saturation latency grows"""
 
@@ -43,9 +46,11 @@ class Grid:
     early_us: float = 0.0
     """loads that do not depend on the kernel before: dependent launch hides them"""
     lead_us: float = 0.0
-    """what a block does between the wait and its loop, beyond one load (which the boundary contains)"""
+    """what a block does between the wait and its loop, beyond one load (which the boundary
+    contains)"""
     tail_us: float = 0.0
-    """what a block does after its loop, beyond one sum and one store; nothing hides that of the last block"""
+    """what a block does after its loop, beyond one sum and one store; nothing hides that of the
+    last block"""
 
 
 @dataclass(frozen=True)
@@ -72,21 +77,25 @@ class Demand:
 
 @dataclass(frozen=True)
 class Timing:
-    """Time between the boundary before a kernel and its end, and the parts of which the largest decides."""
+    """Time from the boundary before a kernel to its end."""
 
     us: float
-    parts: tuple[tuple[str, float], ...]
-    """largest first"""
+    hidden: tuple[tuple[str, float], ...]
+    """limits that hide each other, largest first: it decides"""
+    exposed: tuple[tuple[str, float], ...]
+    """what comes on top, because nothing runs beside it"""
 
     @property
     def latency_us(self) -> float:
-        """The chain of dependent loads: the further below the rest, the more loads are in flight."""
-        return dict(self.parts)["latency"]
+        """The chain of dependent loads: the further below the rest, the more are in flight."""
+        return dict(self.hidden)["latency"]
 
     def told(self) -> tuple[str, ...]:
-        """The parts above a tenth of the largest, in words."""
-        largest = self.parts[0][1]
-        return tuple(f"{name} {us:.2f} µs" for name, us in self.parts if us >= 0.1 * largest)
+        """The sum in words, then the hidden limits that are not far below the largest."""
+        (name, most), *others = self.hidden
+        added = "".join(f" + {what} {us:.2f}" for what, us in self.exposed if us >= 0.005)
+        beside = ", ".join(f"{what} {us:.2f}" for what, us in others if us >= 0.25 * most)
+        return (f"{name} {most:.2f}{added} µs", *([f"hidden: {beside} µs"] if beside else []))
 
 
 def timing(grid: Grid, demand: Demand, device: Device) -> Timing:
@@ -95,29 +104,33 @@ def timing(grid: Grid, demand: Demand, device: Device) -> Timing:
     busiest = ceil_div(grid.blocks, device.units)  # blocks of the fullest multiprocessor
     crowding = max(busiest, demand.longest) * device.units / grid.blocks
     bandwidth = (device.copy_gb_s if demand.copies else device.read_gb_s) * demand.bandwidth_share
-    through = max(demand.cache_bytes, demand.memory_bytes)
+    through = max(demand.cache_bytes, demand.memory_bytes) / device.units / 1e3
     vector = crowding / (device.tflops_for("float32") / 2 * VECTOR_SHARE * 1e6)
     memory = demand.memory_bytes / (bandwidth * 1e3)
     latency = _latency(grid, resident, device)
-    parts = {
-        "memory": memory,
-        "latency": latency,
-        "L2 cache": crowding * through / (UNIT_GB_S * device.units * 1e3),
+    loads = (memory**_SOFTNESS + latency**_SOFTNESS) ** (1 / _SOFTNESS)
+    hidden = {
+        "memory": loads if memory >= latency else memory,
+        "latency": loads if latency > memory else latency,
+        "L2 cache": max(1 / CACHE_GB_S_PER_UNIT, crowding / UNIT_GB_S) * through,
         "vector units": vector * demand.vector_ops,
     }
     if demand.tensor_flops:
         rate = device.tflops_for(demand.tensor_dtype) * demand.tensor_share
-        parts["tensor cores"] = crowding * demand.tensor_flops / (rate * 1e6)
-    loads = (memory**_SOFTNESS + latency**_SOFTNESS) ** (1 / _SOFTNESS)
-    early = 0.0 if device.has("pdl") else grid.early_us
-    after = vector * demand.serial_ops + grid.lead_us + grid.tail_us + early
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    ordered += [("alone", after)]
-    return Timing(max(loads, *parts.values()) + after, tuple(ordered))
+        hidden["tensor cores"] = crowding * demand.tensor_flops / (rate * 1e6)
+    exposed = {
+        "preparing rows": vector * demand.serial_ops,
+        "first loads": grid.lead_us + (0.0 if device.has("pdl") else grid.early_us),
+        "finish": grid.tail_us,
+    }
+    us = max(hidden.values()) + sum(exposed.values())
+    return Timing(us, tuple(sorted(hidden.items(), key=lambda p: -p[1])), tuple(exposed.items()))
 
 
 def _latency(grid: Grid, resident: int, device: Device) -> float:
-    """Waves of blocks, each a chain of loads; the first load of the first wave is part of the boundary."""
+    """Waves of blocks, each a chain of loads; the first load of the first wave is part of the
+    boundary.
+    """
     waves = ceil_div(grid.blocks, device.units * resident)
     loads = ceil_div(grid.steps, grid.in_flight) * LATENCY_US
     chain = max(loads, LATENCY_US + grid.steps * grid.step_us)

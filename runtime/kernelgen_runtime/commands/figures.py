@@ -6,9 +6,7 @@ from ..llm import LLM
 Figures = dict[str, float | int | None]
 
 
-def figures(
-    llm: LLM, output: Output, process_start: float, imports_done: float, bandwidth: float | None
-) -> Figures:
+def figures(llm: LLM, output: Output, process_start: float, imports_done: float) -> Figures:
     """Return everything measured, in seconds, tokens/s and GB/s; None where it was not."""
     times, meter = output.timings, llm.engine.meter
     achieved = meter.bytes / meter.seconds / 1e9 if meter.seconds else None
@@ -26,8 +24,18 @@ def figures(
         "decode_tokens_per_second": meter.tokens / meter.seconds if meter.seconds else None,
         "decode_bytes_per_step": meter.bytes // meter.steps if meter.steps else None,
         "achieved_gb_per_second": achieved,
+        "read_bandwidth_gb_per_second": None,
+        "share_of_read_bandwidth": None,
+    }
+
+
+def compared(measured: Figures, bandwidth: float | None) -> Figures:
+    """Return `measured` with the read bandwidth of the machine, in GB/s, beside it."""
+    achieved = measured["achieved_gb_per_second"]
+    share = achieved / bandwidth if achieved and bandwidth else None
+    return measured | {
         "read_bandwidth_gb_per_second": bandwidth,
-        "share_of_read_bandwidth": achieved / bandwidth if achieved and bandwidth else None,
+        "share_of_read_bandwidth": share,
     }
 
 
@@ -44,7 +52,7 @@ def figure_lines(measured: Figures) -> list[str]:
             "{threads} threads"
         )
         line = "read {achieved_gb_per_second:.1f} GB/s of weights and cache"
-        if measured["read_bandwidth_gb_per_second"]:
+        if measured["share_of_read_bandwidth"]:
             line += ", {share_of_read_bandwidth:.0%} of {read_bandwidth_gb_per_second:.1f} measured"
         lines.append(line)
     return [line.format(**measured) for line in lines]

@@ -12,7 +12,7 @@ from ..errors import RequestError, shown
 from ..generation import Output
 from ..llm import LLM
 from ..sample.params import SamplingParams
-from .figures import figure_lines, figures
+from .figures import compared, figure_lines, figures
 
 IMPORTS_DONE = time.perf_counter()
 
@@ -32,10 +32,11 @@ def run(options: argparse.Namespace) -> int:
     if options.interactive:
         return chat(llm, params, options.raw)
     output = answer(llm, prompt_ids(llm, options), params, silent=options.json)
-    bandwidth = None
+    measured = figures(llm, output, process_start(), IMPORTS_DONE)
+    library = llm.library
+    del llm  # the buffer that bandwidth is measured on must not come on top of the weights
     if options.bandwidth_seconds > 0:
-        bandwidth = llm.library.read_bandwidth(options.bandwidth_seconds)
-    measured = figures(llm, output, process_start(), IMPORTS_DONE, bandwidth)
+        measured = compared(measured, library.read_bandwidth(options.bandwidth_seconds))
     if options.json:
         shown_output = {
             "text": output.text,

@@ -179,8 +179,8 @@ inline int prepare(const Model& model, const int32_t* args, bool decode, int max
     if (count < 0 || start[r + 1] > tokens) return ffi::raise("ValueError", "row %d: row_query_start decreases or passes %d", r, tokens);
     if (decode && count > 1) return ffi::raise("ValueError", "row %d: %d tokens in a decode plan", r, count);
     if (slot_of[r] < -1 || slot_of[r] >= slots) return ffi::raise("ValueError", "row %d: slot %d of %lld", r, slot_of[r], (long long)slots);
-    if (!padding && (length[r] < count || length[r] > model.max_pages * PAGE_TOKENS))
-      return ffi::raise("ValueError", "row %d: length %d with %d new tokens, at most %d", r, length[r], count, model.max_pages * PAGE_TOKENS);
+    if (!padding && (length[r] < count || length[r] > model.max_pages * PAGE))
+      return ffi::raise("ValueError", "row %d: length %d with %d new tokens, at most %d", r, length[r], count, model.max_pages * PAGE);
     for (int t = start[r]; t < start[r + 1]; ++t) {
       const int id = ids[t] == -1 && !padding ? last[slot_of[r]] : ids[t];
       if (!padding && (id < 0 || id >= model.vocabulary)) return ffi::raise("ValueError", "token %d: id %d of %d", t, id, model.vocabulary);
@@ -191,10 +191,10 @@ inline int prepare(const Model& model, const int32_t* args, bool decode, int max
     if (padding) continue;
     for (int g = 0; g < model.groups; ++g) {
       const int32_t* table = s.block_table[g] + (size_t)r * model.max_pages;
-      const int used = (length[r] + PAGE_TOKENS - 1) / PAGE_TOKENS;
+      const int used = (length[r] + PAGE - 1) / PAGE;
       for (int p = 0; p < used; ++p)
         if (table[p] < 0 || table[p] >= pages) return ffi::raise("ValueError", "row %d, group %d, entry %d: page %d of %lld", r, g, p, table[p], (long long)pages);
-      for (int p = (length[r] - count) / PAGE_TOKENS; p < used; ++p)
+      for (int p = (length[r] - count) / PAGE; p < used; ++p)
         if (count && table[p] == 0) return ffi::raise("ValueError", "row %d, group %d, entry %d: new tokens have no page", r, g, p);
     }
   }
@@ -207,6 +207,7 @@ inline int prepare(const Model& model, const int32_t* args, bool decode, int max
   step = Step{};
   step.tokens = tokens, step.requests = requests, step.logit_rows = logit_rows;
   step.token_ids = s.token_ids, step.positions = s.positions, step.rows = s.rows;
+  step.batch = {tokens, requests, start, length, slot_of};
   step.row_slot = slot_of, step.query_start = start, step.seq_len = length;
   step.logit_tokens = args + f.logit_token, step.logit_rows_of = args + f.logit_row;
   step.temperature = reinterpret_cast<const float*>(args + f.temperature);

@@ -8,6 +8,9 @@
 
 namespace kg {
 
+KG_INLINE float larger(float a, float b) { return a > b ? a : b; }
+KG_INLINE float smaller(float a, float b) { return a < b ? a : b; }
+
 // Sum over i < N of value(i), value returning float.
 template <int N, class Value>
 KG_INLINE float row_sum(const Value& value) {
@@ -22,6 +25,11 @@ KG_INLINE float row_sum(const Value& value) {
     sum = sum + load(part);
   }
   return sum_lanes(sum);
+}
+
+template <int N, class Value>
+KG_INLINE float row_mean(const Value& value) {
+  return row_sum<N>(value) * (1.0f / N);
 }
 
 // Largest value(i), i < N.

@@ -5,21 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace kg {
+#include "cache.h"
 
-constexpr int PAGE_TOKENS = 16;
+namespace kg {
 
 // One layer's place in the cache: whose block table, and the byte in each page.
 struct LayerCache {
   int group;
   size_t offset;
-};
-
-// Where one token of one layer lies. `page` is null where nothing may be stored.
-struct PageSlot {
-  uint8_t* page;  // the layer's part of the page: keys first, then values
-  int at;         // 0 ... 15
-  bool valid() const { return page != nullptr; }
 };
 
 // Sampling fields of one request row.
@@ -31,6 +24,7 @@ struct SamplingRow {
 
 struct Step {
   int tokens, requests, logit_rows;
+  Batch batch;                  // which token rows belong to which request
 
   const int32_t* token_ids;     // [tokens] with the last sampled ids filled in
   const int32_t* positions;     // [tokens]
@@ -53,17 +47,10 @@ struct Step {
 
   int32_t* last_sampled;        // [slots]
 
-  // The layer's part of page number `index` (16 tokens each) of a request row.
-  uint8_t* page(const LayerCache& layer, int row, int index) const {
-    const int32_t number = block_table[layer.group][(size_t)row * max_pages + index];
-    return cache + (size_t)number * page_bytes + layer.offset;
-  }
-
-  PageSlot slot_of_token(const LayerCache& layer, int t) const {
-    const int row = rows[t];
-    if (row < 0 || row_slot[row] < 0) return {nullptr, 0};
-    const int position = positions[t];
-    return {page(layer, row, position / PAGE_TOKENS), position % PAGE_TOKENS};
+  // The pages of one layer.
+  template <class T, int KV_HEADS, int D>
+  Cache<T, KV_HEADS, D> layer(const LayerCache& place) const {
+    return {cache + place.offset, page_bytes, 0, block_table[place.group], max_pages};
   }
 
   SamplingRow sampling(int row) const {

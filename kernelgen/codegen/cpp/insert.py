@@ -1,0 +1,55 @@
+"""Owns the C++ of cache inserts: printed keys and values of one head of one token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kernelgen.codegen.cpp.expressions import cpp_name, cpp_type
+from kernelgen.codegen.cpp.places import Place
+from kernelgen.codegen.cpp.row_program import RowProgram
+from kernelgen.ir.graph import Node
+from kernelgen.planner.network import Region
+
+
+def insert_context(
+    region: Region, insert: Node, keys: Sequence[Node], layouts: Mapping[str, str]
+) -> dict[str, Any]:
+    """What `cpp/insert.j2` needs; `keys` are the ops inside the kernel that keys and values depend on."""
+    state, key, value, _rows = insert.inputs
+    cache = region.value(state).type
+    return {
+        "cache": cpp_type(cache.dtype),
+        "kv_heads": cache.shape[0],
+        "dim": cache.row_width,
+        "state": cpp_name(region.base(state)),
+        "fill": [
+            *head_row(region, keys, key, Place("key", cache), layouts),
+            *head_row(region, keys, value, Place("value", cache), layouts),
+        ],
+    }
+
+
+def head_row(
+    region: Region, nodes: Sequence[Node], name: str, target: Place, layouts: Mapping[str, str]
+) -> list[str]:
+    """Statements that fill `target` with value `name` of token `t`, head `h`, in a scope of their own."""
+    program = RowProgram(region, "t", layouts, head="h")
+    needed = _needed(region, nodes, name)
+    for node in needed:
+        program.emit(node, target if node.outputs[0] == name else None)
+    if not needed or needed[-1].outputs[0] != name:
+        source = program.place(name).load("i", "h")
+        width = region.value(name).type.row_width
+        program.lines.append(f"for (int i = 0; i < {width}; ++i) {target.store('i', 'h', source)}")
+    return ["{", *(f"  {line}" for line in program.lines), "}"]
+
+
+def _needed(region: Region, nodes: Sequence[Node], name: str) -> list[Node]:
+    """Those of `nodes` that `name` depends on, in order."""
+    wanted, found = {region.base(name)}, []
+    for node in reversed(nodes):
+        if node.outputs[0] in wanted:
+            found.append(node)
+            wanted |= {region.base(i) for i in node.inputs}
+    return found[::-1]

@@ -1,0 +1,1 @@
+"""Owns Triton generation for the GPU targets: expressions, tile programs, kernels and their compiled variants."""

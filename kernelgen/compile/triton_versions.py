@@ -1,0 +1,148 @@
+"""Owns every call into Triton, and with it what differs from 3.6 to 3.9; only workers import it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDAOptions, get_ptxas_version
+from triton.compiler import ASTSource
+
+from kernelgen.codegen.cuda.image import KernelImage
+from kernelgen.codegen.cuda.unit import GIVEN, TritonUnit
+from kernelgen.core.digest import digest_bytes
+
+_WARP = 32
+_USAGE = {
+    "registers": r"Used (\d+) registers",
+    "stack": r"(\d+) bytes stack frame",
+    "stores": r"(\d+) bytes spill stores",
+    "loads": r"(\d+) bytes spill loads",
+}
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled kernel: machine code, its readable form, and the facts of both."""
+
+    cubin: bytes
+    ptx: str
+    image: KernelImage
+
+
+def load_function(path: Path, name: str) -> Any:
+    """The @triton.jit function `name` of the file at `path`; Triton reads its source from there."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    function = getattr(module, name, None)
+    if not isinstance(function, triton.runtime.JITFunction):
+        raise ValueError(f"the file has no @triton.jit function {name}")
+    return function
+
+
+def build(function: Any, unit: TritonUnit, sm: int) -> Built:
+    """Compile a function for `sm` as `unit` says; never asks for a driver or a device."""
+    names = list(function.arg_names)
+    constants = _constants(names, unit, sm)
+    types = {a.name: a.type for a in unit.signature}
+    attrs = {
+        (names.index(a.name),): [["tt.divisibility", a.divisible]]
+        for a in unit.signature
+        if a.divisible > 1
+    }
+    source = ASTSource(
+        fn=function,
+        signature={name: types.get(name, "constexpr") for name in names},
+        constexprs=constants,
+        attrs=attrs,
+    )
+    # The target must be given, else Triton asks for a driver; 3.6 wants the number as an int.
+    target = GPUTarget("cuda", sm, _WARP)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        made = triton.compile(source, target=target, options=_options(unit, sm))
+    image = _image(made, unit, sm, printed.getvalue())
+    return Built(made.asm["cubin"], made.asm["ptx"], image)
+
+
+def _constants(names: list[str], unit: TritonUnit, sm: int) -> dict[str, Any]:
+    """Values of all constexprs; every argument of the function must be spoken for exactly once."""
+    given = {"PDL": unit.pdl_on(sm), "INTERPRET": False}
+    constants: dict[str, Any] = dict(unit.constants)
+    constants |= {name: given[name] for name in GIVEN if name in names}
+    typed = [a.name for a in unit.signature]
+    missing = [n for n in names if n not in constants and n not in typed]
+    unknown = [n for n in (*typed, *constants) if n not in names]
+    if missing or unknown:
+        what = [f"{n} has neither type nor value" for n in missing]
+        what += [f"{n} is no argument" for n in unknown]
+        raise ValueError(f"{unit.function}: {', '.join(what)}")
+    ordered = [n for n in names if n in typed]
+    if ordered != typed:
+        raise ValueError(f"{unit.function} takes {', '.join(ordered)}, not {', '.join(typed)}")
+    return constants
+
+
+def _options(unit: TritonUnit, sm: int) -> dict[str, Any]:
+    """Compiler options; fusing multiply and add is the default of some versions only."""
+    options: dict[str, Any] = {
+        "num_warps": unit.num_warps,
+        "num_stages": unit.num_stages,
+        "launch_pdl": unit.pdl_on(sm),
+        "enable_fp_fusion": True,
+    } | dict(unit.options)
+    known = CUDAOptions.__dataclass_fields__
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ValueError(f"Triton {triton.__version__} has no option {', '.join(unknown)}")
+    return options
+
+
+def _image(made: Any, unit: TritonUnit, sm: int, log: str) -> KernelImage:
+    facts = made.metadata
+    usage = _usage(log)
+    return KernelImage(
+        symbol=facts.name,
+        sm=sm,
+        arguments=tuple(a.type for a in unit.signature),
+        threads=facts.num_warps * _WARP,
+        shared_bytes=facts.shared,
+        pdl=unit.pdl_on(sm),
+        cooperative=bool(facts.launch_cooperative_grid),
+        registers=usage["registers"],
+        stack_bytes=usage["stack"],
+        spill_bytes=usage["stores"] + usage["loads"],
+        tensor_columns=facts.tmem_size or 0,
+        clusters=facts.num_ctas,
+        scratch_bytes=facts.global_scratch_size + facts.profile_scratch_size,
+        ptx_sha256=digest_bytes(made.asm["ptx"]),
+        triton=triton.__version__,
+        assembler=_assembler(sm),
+    )
+
+
+def _usage(log: str) -> dict[str, int]:
+    """What the assembler reports of the kernel, which is the only function in its file."""
+    found: dict[str, int] = {}
+    for name, pattern in _USAGE.items():
+        numbers = [int(n) for n in re.findall(pattern, log)]
+        if not numbers:
+            raise ValueError(f"ptxas reports no {name}: {log.strip()[-300:]!r}")
+        found[name] = max(numbers)
+    return found
+
+
+def _assembler(sm: int) -> str:
+    match = re.search(r"release (\S+),", get_ptxas_version(sm))
+    return f"ptxas {match[1]}" if match else "ptxas"
+
+
