@@ -24,6 +24,11 @@ _ROW = re.compile(r"R-\d{3}|B-\d{2}")
 _GPU_FOLDERS = ("gpu", "multi")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "write golden files anew instead of comparing with them"
+    parser.addoption("--update-golden", action="store_true", help=text)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)

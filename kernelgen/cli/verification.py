@@ -55,10 +55,10 @@ def verify_model(
             notes.append("the model itself was not run: there are no weights beside the config")
         else:
             if recorded is None:
-                recorded = _own(source, dtype)
                 notes.append(f"no {_RECORDED}: the model was checked against its ops' references")
+            cases = _completed(source, dtype, recorded)
             model = ModelUnderTest(built, source.folder)
-            checks += check_model(model, recorded, progress=progress)
+            checks += check_model(model, cases, progress=progress)
     return Report(source.name, target, dtype, fusion, checks, tuple(notes))
 
 
@@ -75,11 +75,20 @@ def _recorded(source: ModelSource, reference: Path | None) -> tuple[Case, ...] |
     return read_cases(beside) if beside is not None and beside.is_file() else None
 
 
-def _own(source: ModelSource, dtype: str) -> tuple[Case, ...]:
-    from kernelgen.verify.own_cases import own_cases
+def _completed(
+    source: ModelSource, dtype: str, recorded: tuple[Case, ...] | None
+) -> tuple[Case, ...]:
+    """The recorded cases, or our own; each with a bfloat16 run where the bound is taken from it."""
+    from kernelgen.verify.own_cases import own_cases, with_narrow_runs
     from kernelgen.verify.parameters import load_parameters
 
+    narrow = dtype == "bfloat16"
+    if recorded is not None and (not narrow or all(case.narrow for case in recorded)):
+        return recorded
     model = lowered(source, dtype)
     assert source.folder is not None, "asked only where there are weights"
     rules = model.architecture.checkpoint(model.spec, model.graph)
-    return own_cases(model.graph, load_parameters(source.folder, rules), model.spec.vocab)
+    parameters = load_parameters(source.folder, rules)
+    if recorded is None:
+        recorded = own_cases(model.graph, parameters, model.spec.vocab)
+    return with_narrow_runs(recorded, model.graph, parameters) if narrow else recorded

@@ -10,12 +10,12 @@ from pathlib import Path
 from kernelgen.compile.jobs import Job, JobResult, default_jobs, run_jobs
 from kernelgen.compile.store import Store
 from kernelgen.compile.toolchain import CppToolchain, find_toolchain
-from kernelgen.compile.units import LINK_FLAGS, CppSource, Unit, link_key, units_of
+from kernelgen.compile.units import LINK_FLAGS, Blob, CppSource, Unit, link_key, units_of
 from kernelgen.core.elf import parse_library
 from kernelgen.core.errors import Interrupted, KernelgenError
 from kernelgen.core.files import disk_full, write_tree
 
-__all__ = ("BuildStep", "CompileFailed", "CppLibrary", "CppSource", "compile_cpp")
+__all__ = ("Blob", "BuildStep", "CompileFailed", "CppLibrary", "CppSource", "compile_cpp")
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,9 @@ def compile_cpp(
 ) -> tuple[CppLibrary, ...]:
     """One library per name in `isas`, in that order; call it inside `store.session()`.
 
-    `headers` are files (relative path → text) that sources include by quotes; the macro `KG_ISA`
-    is the set's name as a string. Equal inputs give byte-identical libraries in any folder.
+    A set `sm_90` is the host half of a library for that GPU. `headers` are files (relative path →
+    text) that sources include by quotes; the macro `KG_ISA` is the set's name as a string.
+    Equal inputs give byte-identical libraries in any folder.
     Raises `UnsupportedError` (no compiler), `CompileFailed`, `DiskFull`, and `Interrupted` on
     KeyboardInterrupt: units finished by then stay in the store.
     """
@@ -124,6 +125,7 @@ class _CppBuild:
             return
         with self.store.stage() as stage:
             write_tree(stage, {**self.headers, **{u.source.name: u.source.text for u in order}})
+            _link_blobs(stage, order)
             jobs = {self._job(unit, stage): unit for unit in order}
             run_jobs(list(jobs), workers, lambda result: self._compiled(jobs[result.job], result))
 
@@ -191,3 +193,11 @@ class _CppBuild:
         self.done += steps
         if self.progress:
             self.progress(BuildStep(self.done, self.total, label, cached, seconds))
+
+
+def _link_blobs(stage: Path, units: Sequence[Unit]) -> None:
+    """Puts what units take in by `.incbin` beside their sources."""
+    for name, path in {b.name: b.path for unit in units for b in unit.source.blobs}.items():
+        place = stage / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(path.resolve())

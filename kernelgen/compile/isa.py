@@ -1,7 +1,8 @@
-"""Owns the instruction sets a CPU library is compiled for and the compiler flags of each."""
+"""Owns the instruction sets that a library is compiled for and the compiler flags of each."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -36,8 +37,14 @@ ISAS: Mapping[str, Isa] = MappingProxyType(
 
 
 def isa(name: str) -> Isa:
-    """The instruction set called `name`; `UnsupportedError` lists the known ones."""
+    """The instruction set called `name`; `UnsupportedError` lists the known ones.
+
+    A GPU such as "sm_90" is one too: that of the host program beside its kernels, for which any
+    x86-64 processor will do.
+    """
     found = ISAS.get(name)
+    if found is None and re.fullmatch(r"sm_\d{2,3}", name):
+        found = Isa(name, ("-march=x86-64", "-fno-exceptions"), ())
     if found is None:
         raise UnsupportedError(
             f"instruction set {quote(name)} is not known", allowed=", ".join(ISAS)

@@ -1,4 +1,4 @@
-"""Owns the Triton toolchain: kernels to machine code for each SM, without a GPU, in child processes."""
+"""Owns the Triton toolchain: kernels to machine code of each SM in child processes, no GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns what makes a compiled kernel illegal on its SM: spills, and more resources than a block gets."""
+"""Owns what makes a compiled kernel illegal on its SM: spills, or more than a block gets."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _probe(assemblers: tuple[str, ...]) -> TritonToolchain:
         # The installer's list holds a digest of every file, libtriton and ptxas among them.
         digest_bytes(found.read_text("RECORD") or ""),
         "python {}.{}".format(*sys.version_info[:2]),  # whose syntax trees the front end reads
-        *(_assembler_digest(name, path) for name, path in zip(_ASSEMBLERS, assemblers, strict=True)),
+        *map(_assembler_digest, _ASSEMBLERS, assemblers),
     )
     return TritonToolchain(found.version, identity)
 

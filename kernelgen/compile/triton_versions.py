@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import CUDAOptions, get_ptxas_version
-from triton.compiler import ASTSource
-
 from kernelgen.codegen.cuda.image import KernelImage
 from kernelgen.codegen.cuda.unit import GIVEN, TritonUnit
 from kernelgen.core.digest import digest_bytes
@@ -39,18 +34,24 @@ class Built:
 
 def load_function(path: Path, name: str) -> Any:
     """The @triton.jit function `name` of the file at `path`; Triton reads its source from there."""
+    from triton.runtime import JITFunction
+
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     function = getattr(module, name, None)
-    if not isinstance(function, triton.runtime.JITFunction):
+    if not isinstance(function, JITFunction):
         raise ValueError(f"the file has no @triton.jit function {name}")
     return function
 
 
 def build(function: Any, unit: TritonUnit, sm: int) -> Built:
     """Compile a function for `sm` as `unit` says; never asks for a driver or a device."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
     names = list(function.arg_names)
     constants = _constants(names, unit, sm)
     types = {a.name: a.type for a in unit.signature}
@@ -94,6 +95,8 @@ def _constants(names: list[str], unit: TritonUnit, sm: int) -> dict[str, Any]:
 
 def _options(unit: TritonUnit, sm: int) -> dict[str, Any]:
     """Compiler options; fusing multiply and add is the default of some versions only."""
+    from triton.backends.nvidia.compiler import CUDAOptions
+
     options: dict[str, Any] = {
         "num_warps": unit.num_warps,
         "num_stages": unit.num_stages,
@@ -103,11 +106,13 @@ def _options(unit: TritonUnit, sm: int) -> dict[str, Any]:
     known = CUDAOptions.__dataclass_fields__
     unknown = [name for name in options if name not in known]
     if unknown:
-        raise ValueError(f"Triton {triton.__version__} has no option {', '.join(unknown)}")
+        raise ValueError(f"this Triton has no option {', '.join(unknown)}")
     return options
 
 
 def _image(made: Any, unit: TritonUnit, sm: int, log: str) -> KernelImage:
+    import triton
+
     facts = made.metadata
     usage = _usage(log)
     return KernelImage(
@@ -142,7 +147,7 @@ def _usage(log: str) -> dict[str, int]:
 
 
 def _assembler(sm: int) -> str:
+    from triton.backends.nvidia.compiler import get_ptxas_version
+
     match = re.search(r"release (\S+),", get_ptxas_version(sm))
     return f"ptxas {match[1]}" if match else "ptxas"
-
-

@@ -19,7 +19,7 @@ MODULES = "modules"
 
 @dataclass(frozen=True)
 class Order:
-    """One kernel to compile; results go to `<key>.cubin` and `<key>.ptx` in the working directory."""
+    """One kernel to compile, into `<key>.cubin` and `<key>.ptx` of the working directory."""
 
     key: str
     unit: TritonUnit
@@ -59,7 +59,7 @@ def _answer(order: Order, sm: int) -> Answer:
 
 
 def _summary(error: BaseException) -> str:
-    """The innermost cause, since Triton wraps an error once for each call; with its line if known."""
+    """The innermost cause (Triton wraps errors once for each call) with its line if known."""
     line = ""
     while True:
         number = getattr(getattr(error, "node", None), "lineno", None)

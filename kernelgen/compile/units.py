@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from kernelgen.compile.isa import Isa, isa
 from kernelgen.compile.toolchain import CppToolchain
-from kernelgen.core.digest import digest_json
+from kernelgen.core.digest import digest_file, digest_json
 
 COMPILE_FLAGS = (
     "-std=c++17",
@@ -26,18 +26,28 @@ LINK_FLAGS = (
     "-Wl,--exclude-libs,ALL",
     "-Wl,--as-needed",  # DT_NEEDED lists what is used, whatever the distribution's default
     "-Wl,--build-id=none",
+    "-ldl",  # part of libc since 2.34, as pthread is
     "-lpthread",
 )
 
 
 @dataclass(frozen=True)
+class Blob:
+    """A file that a source takes in by `.incbin`, under the relative path `name`."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
 class CppSource:
     """One translation unit: `name` its relative path, `isa` the only set to compile it for
-    (empty: every set of the build)."""
+    (empty: every set of the build), `blobs` the files that become part of its object."""
 
     name: str
     text: str
     isa: str = ""
+    blobs: tuple[Blob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,8 @@ def units_of(
     sources: Sequence[CppSource], headers: Mapping[str, str], set_name: str, tools: CppToolchain
 ) -> list[Unit]:
     """The units of the library for the set called `set_name`, by name; link order is this order."""
-    _check_names([source.name for source in sources], headers)
+    blobs = {blob.name for source in sources for blob in source.blobs}
+    _check_names([*blobs, *(source.name for source in sources)], headers)
     target = isa(set_name)
     ordered = sorted(sources, key=lambda source: source.name)
     return [_unit(s, target, headers, tools) for s in ordered if s.isa in ("", set_name)]
@@ -80,7 +91,9 @@ def _unit(source: CppSource, target: Isa, headers: Mapping[str, str], tools: Cpp
     )
     # The include folder's path is the machine's own: it may reach neither digest nor object.
     place = (f"-ffile-prefix-map={tools.include}=tvm_ffi", f"-isystem{tools.include}")
-    key = digest_json(["object", source.name, source.text, dict(headers), flags, tools.identity])
+    parts = ["object", source.name, source.text, dict(headers), flags, tools.identity]
+    blobs = [[blob.name, digest_file(blob.path)] for blob in source.blobs]
+    key = digest_json([*parts, blobs] if blobs else parts)
     return Unit(source, target, (*flags, *place), key)
 
 

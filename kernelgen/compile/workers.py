@@ -1,4 +1,4 @@
-"""Owns compiler processes that live for many tasks: fed one task at a time, killed with the command."""
+"""Owns compiler processes that live for many tasks: fed one at a time, killed with the command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Workshop:
-    """How workers are started: `argv` gets the group and the number of the descriptor to reply on."""
+    """How workers are started: `argv` gets the group and the descriptor to reply on."""
 
     argv: Callable[[str, int], Sequence[str]]
     folder: Path

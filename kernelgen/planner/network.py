@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 from kernelgen.ir.graph import Block, Node, Role, Value
 from kernelgen.ir.op import Trait
 from kernelgen.ops.view import View
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,14 @@ class Region:
 
     network: Network
     mask: int
+    _recalled: dict[object, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def recall(self, key: object, find: Callable[[], Found]) -> Found:
+        """What `find` gives, found once for each key: several families ask the same questions."""
+        if key not in self._recalled:
+            self._recalled[key] = find()
+        found: Found = self._recalled[key]
+        return found
 
     @cached_property
     def nodes(self) -> tuple[Node, ...]:

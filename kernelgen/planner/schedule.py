@@ -36,53 +36,59 @@ class Schedule:
         """All launches with final offsets, and the bytes of the workspace."""
         launches: list[Launch] = []
         for placement, around in zip(self.graph.sequence, self._walk(), strict=True):
-            block = placement.block
-            if around not in self.wirings:
-                self.wirings[around] = wire(
-                    around, self.solved[block], self.kernels[block], self.sizes
-                )
-            steps = zip(
-                self.kernels[block],
-                self.wirings[around].launches,
-                self.solved[block].cuts,
-                strict=True,
-            )
+            wiring = self.wirings.get(around)
+            if wiring is None:
+                parts = self.solved[around.block], self.kernels[around.block]
+                wiring = self.wirings[around] = wire(around, *parts, self.sizes)
             launches += [
-                Launch(kernel, placement.layer, wiring, cut.price) for kernel, wiring, cut in steps
+                Launch(kernel, placement.layer, operands, cut.price)
+                for kernel, operands, cut in zip(
+                    self.kernels[around.block],
+                    wiring.launches,
+                    self.solved[around.block].cuts,
+                    strict=True,
+                )
             ]
         return tuple(launches), max(w.workspace_bytes for w in self.wirings.values())
 
     def _walk(self) -> list[Surroundings]:
-        """The surroundings of every placement. All seats are handed out before the first block is
-        wired.
+        """The surroundings of every placement.
+
+        All seats are handed out before the first block is wired. What a placement finds decides
+        everything, so equal layers are looked at once for each seat that their input may have.
         """
-        needed = self._needed_after()
         last = len(self.graph.sequence) - 1
+        known: dict[object, tuple[Surroundings, dict[str, Seat]]] = {}
         found: list[Surroundings] = []
-        for at, placement in enumerate(self.graph.sequence):
-            block = self.graph.blocks[placement.block]
-            access = self.networks[placement.block].access
-            results = {stream: access[value].base for stream, value in block.results}
-            before = dict(self.held)
-            bound: dict[str, str] = {}
-            if at == last:
-                made = {s: v for s, v in results.items() if block.value[v].role is Role.TEMP}
-                bound = {value: stream for stream, value in made.items()}
-            outputs = self._sit(placement.block, results, needed[at])
-            self.held = {s: seat for s, seat in self.held.items() if s in needed[at]}
-            streams = [v.name for v in block.values if v.role is Role.STREAM]
-            inputs = {name: before[name] for name in streams if name in before}
-            kept = {seat for name, seat in before.items() if seat in self.held.values()}
-            found.append(
-                Surroundings(
-                    placement.block,
-                    tuple(inputs.items()),
-                    tuple(outputs.items()),
-                    tuple(bound.items()),
-                    tuple(sorted(kept, key=lambda seat: seat.at)),
-                )
-            )
+        for at, needed in enumerate(self._needed_after()):
+            block = self.graph.sequence[at].block
+            key = (block, at == last, needed, tuple(self.held.items()))
+            if key not in known:
+                around = self._surroundings(block, at == last, needed)
+                known[key] = (around, self.held)
+            around, self.held = known[key]
+            found.append(around)
         return found
+
+    def _surroundings(self, index: int, last: bool, needed: frozenset[str]) -> Surroundings:
+        """What the next placement finds and leaves; `held` is what later ones find."""
+        block, access = self.graph.blocks[index], self.networks[index].access
+        results = {stream: access[value].base for stream, value in block.results}
+        made = {s: v for s, v in results.items() if block.value[v].role is Role.TEMP}
+        bound = {value: stream for stream, value in made.items()} if last else {}
+        before = self.held
+        self.held = dict(before)  # what equal surroundings find again must not change
+        outputs = self._sit(index, results, needed)
+        self.held = {s: seat for s, seat in self.held.items() if s in needed}
+        streams = [v.name for v in block.values if v.role is Role.STREAM]
+        kept = {seat for seat in before.values() if seat in self.held.values()}
+        return Surroundings(
+            index,
+            tuple((name, before[name]) for name in streams if name in before),
+            tuple(outputs.items()),
+            tuple(bound.items()),
+            tuple(sorted(kept, key=lambda seat: seat.at)),
+        )
 
     def _needed_after(self) -> list[frozenset[str]]:
         """For each placement the streams that a later one reads before any writes them anew."""

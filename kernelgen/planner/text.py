@@ -1,4 +1,4 @@
-"""Owns the plain text of a plan: what golden files hold and what a build keeps beside its sources."""
+"""Owns the plain text of a plan: what golden files hold and a build keeps beside its sources."""
 
 from __future__ import annotations
 

@@ -125,10 +125,14 @@ class Built:
             total += count
         return total
 
+    def largest(self, phase: str) -> int:
+        """Size of the largest plan of a phase."""
+        return max(int(p["size"]) for p in self.manifest["plans"] if p["phase"] == phase)
+
     def workspace_bytes(self, phase: str, tokens: int) -> int:
         """What the smallest plan that takes the step has for all its buffers: room for any scratch."""
         plans = [p for p in self.manifest["plans"] if p["phase"] == phase]
-        fit = [p for p in plans if p["size"] >= tokens] or plans
+        fit = [p for p in plans if p["size"] >= tokens]
         return int(min(fit, key=lambda p: int(p["size"]))["workspace_bytes"])
 
     def libraries(self) -> Mapping[str, Path]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.core.errors import UsageError
 from kernelgen.ir.graph import Block, Graph, Role, Table, Value
 from kernelgen.ops.step import DenseCache, StepView
@@ -59,13 +60,28 @@ def feed(chunks: Sequence[Chunk], *, every_logit: bool = False) -> Feed:
     return Feed(values, view)
 
 
-def evaluate_block(block: Block, outside: Mapping[str, Any], view: StepView) -> dict[str, Any]:
-    """Every value of the block by name; `outside` holds those that no node computes."""
+def evaluate_block(
+    block: Block, outside: Mapping[str, Any], view: StepView, *, rounded: bool = False
+) -> dict[str, Any]:
+    """Every value of the block by name; `outside` holds those that no node computes.
+
+    `rounded`: a result of bfloat16 type is rounded where its op ends, as every kernel does.
+    """
     values = {v.name: outside[v.name] for v in block.values if v.name not in block.producer}
     for node in block.nodes:
         outputs = node.op.reference([values[name] for name in node.inputs], view)
-        values.update(zip(node.outputs, outputs, strict=True))
+        for name, value in zip(node.outputs, outputs, strict=True):
+            values[name] = _stored(value, block.value[name]) if rounded else value
     return values
+
+
+def _stored(value: Any, what: Value) -> Any:
+    """A tensor as its own type holds it, in the precision that it came in."""
+    import torch
+
+    if what.type.dtype != BFLOAT16 or not isinstance(value, torch.Tensor):
+        return value
+    return value.float().to(torch.bfloat16).to(value.dtype)
 
 
 def table_tensor(table: Table, dtype: Any) -> Any:
@@ -81,7 +97,8 @@ class Evaluator:
     """A model by references: keeps dense caches of `requests` requests between steps.
 
     `parameters` maps full names to tensors of any float dtype; each is converted to `dtype` where
-    it is used, so that memory stays near that of the checkpoint.
+    it is used, so that memory stays near that of the checkpoint. `rounded`: parameters and results
+    of bfloat16 type are rounded to it, so that only sums are exact.
     """
 
     def __init__(
@@ -92,6 +109,7 @@ class Evaluator:
         dtype: Any,
         requests: int = 1,
         capacity: int,
+        rounded: bool = False,
     ) -> None:
         import torch
 
@@ -99,6 +117,7 @@ class Evaluator:
         self.parameters = parameters
         self.dtype = dtype
         self.capacity = capacity
+        self.rounded = rounded
         self._tables = {t.name: table_tensor(t, dtype) for t in graph.tables}
 
         def empty(heads: int, width: int) -> list[Any]:
@@ -122,7 +141,7 @@ class Evaluator:
                 for v in block.values
                 if v.name not in block.producer
             }
-            values = evaluate_block(block, outside, step.view)
+            values = evaluate_block(block, outside, step.view, rounded=self.rounded)
             for node in block.nodes:
                 for out in node.outputs:
                     if layer is not None and block.value[out].role is Role.STATE:
@@ -140,4 +159,5 @@ class Evaluator:
         if value.role is Role.STATE:
             assert layer is not None
             return self.caches[layer]
-        return self.parameters[self.graph.weight_name(value, layer)].to(self.dtype)
+        weight = self.parameters[self.graph.weight_name(value, layer)].to(self.dtype)
+        return _stored(weight, value) if self.rounded else weight

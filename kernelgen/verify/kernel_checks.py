@@ -36,7 +36,7 @@ def check_kernel(
     for layer in _layers(built, kernel):
         trial = Trial(built, kernel, layer, library)
         for phase in kernel.phases:
-            for scenario in scenarios(phase, positions, args["max_rows"]):
+            for scenario in scenarios(phase, positions, built.largest(phase)):
                 note(scenario.name)
                 for check in _checks(trial, scenario):
                     found.setdefault(check.what, []).append(check)

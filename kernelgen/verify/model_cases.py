@@ -32,7 +32,8 @@ class Case:
     margins: Floats
     """`[N]`: by how much the reference preferred each fed id"""
     narrow: tuple[Floats, Floats] | None = None
-    """prefill and decode logits of the reference's own bfloat16 run"""
+    """prefill and decode logits of a bfloat16 run"""
+    narrow_source: str = "the reference's bfloat16 run"
 
 
 def read_cases(path: Path) -> tuple[Case, ...]:

@@ -75,10 +75,8 @@ def check_model(
             whole = model.logits(prompts)
         except _RunFailed as error:
             return (faults("model", "ends", len(cases), 1, str(error)),)
-        layers = manifest["model"]["layers"]
         for case in cases:
-            dtype = manifest["activation_dtype"]
-            bound = logit_bound(case, dtype, model.built.parameters, layers)
+            bound = logit_bound(case, manifest["activation_dtype"], model.built.parameters)
             found += [_logits(case, whole[case.key], bound), _ids(case, whole[case.key], bound)]
         done("recorded cases", 1)
         for number, chunk in enumerate(CHUNKS):
@@ -111,11 +109,11 @@ def _ids(case: Case, ours: Floats, bound: LogitBound) -> Check:
     chosen = before.argmax(axis=1)
     asked = case.margins > bound.value
     wrong = np.flatnonzero(asked & (chosen != case.fed_ids))
-    detail = f"{len(wrong)} of {int(asked.sum())} ids with a margin above the bound"
+    count = int(asked.sum())
+    detail = f"equal at all {count} of {len(asked)} steps whose margin exceeds the bound"
     if len(wrong):
         step = int(wrong[0])
-        detail += f"; step {step}: {chosen[step]}, not {case.fed_ids[step]}"
-    count = int(asked.sum())
+        detail = f"step {step}: {chosen[step]}, not {case.fed_ids[step]}"
     return Check(case.name, "greedy ids", count, float(len(wrong)), 0.0, not len(wrong), detail)
 
 

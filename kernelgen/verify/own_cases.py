@@ -1,8 +1,9 @@
-"""Owns cases for a model without recorded ones: its graph by the references of its ops."""
+"""Owns what the references of a model's ops give: cases where none were recorded, bfloat16 runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,25 +25,33 @@ def own_cases(graph: Graph, parameters: Mapping[str, Any], vocab: int) -> tuple[
     )
 
 
+def with_narrow_runs(
+    cases: Sequence[Case], graph: Graph, parameters: Mapping[str, Any]
+) -> tuple[Case, ...]:
+    """The cases, each with a bfloat16 run: its own, else the ops' references, rounded like kernels."""
+    return tuple(c if c.narrow else _narrowed(c, graph, parameters) for c in cases)
+
+
+def _narrowed(case: Case, graph: Graph, parameters: Mapping[str, Any]) -> Case:
+    prompt = len(case.prompt_ids)
+    ids = np.concatenate([case.prompt_ids, case.fed_ids[: len(case.decode_logits)]]).tolist()
+    logits = _run(_model(graph, parameters, len(ids), rounded=True), 0, ids)
+    return replace(
+        case,
+        narrow=(logits[:prompt], logits[prompt:]),
+        narrow_source="the ops' references rounded to bfloat16",
+    )
+
+
 def _case(key: str, graph: Graph, parameters: Mapping[str, Any], prompt: list[int]) -> Case:
-    import torch
-
-    capacity = len(prompt) + FED_TOKENS
-    model = Evaluator(graph, parameters, dtype=torch.float64, capacity=capacity)
-
-    def run(start: int, ids: list[int]) -> Floats:
-        logits = model.step(feed([Chunk(0, start, ids)], every_logit=True))["logits"]
-        found: Floats = logits.numpy().astype(np.float32)
-        return found
-
-    rows = [run(0, prompt)]
+    model = _model(graph, parameters, len(prompt) + FED_TOKENS)
+    rows = [_run(model, 0, prompt)]
     fed: list[int] = []
     for n in range(FED_TOKENS):
         fed.append(int(rows[-1][-1].argmax()))
-        rows.append(run(len(prompt) + n, fed[-1:]))
+        rows.append(_run(model, len(prompt) + n, fed[-1:]))
     decode = np.concatenate(rows[1:])
-    before = np.concatenate([rows[0][-1:], decode[:-1]])
-    top = np.sort(before, axis=1)[:, -2:]
+    top = np.sort(np.concatenate([rows[0][-1:], decode[:-1]]), axis=1)[:, -2:]
     return Case(
         key=key,
         name=f"references, {len(prompt)} tokens",
@@ -52,3 +61,17 @@ def _case(key: str, graph: Graph, parameters: Mapping[str, Any], prompt: list[in
         decode_logits=decode,
         margins=top[:, 1] - top[:, 0],
     )
+
+
+def _model(
+    graph: Graph, parameters: Mapping[str, Any], capacity: int, *, rounded: bool = False
+) -> Evaluator:
+    import torch
+
+    return Evaluator(graph, parameters, dtype=torch.float64, capacity=capacity, rounded=rounded)
+
+
+def _run(model: Evaluator, start: int, ids: list[int]) -> Floats:
+    logits = model.step(feed([Chunk(0, start, ids)], every_logit=True))["logits"]
+    found: Floats = logits.numpy().astype(np.float32)
+    return found

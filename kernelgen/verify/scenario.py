@@ -103,13 +103,16 @@ _SAMPLING = (
 )
 
 
-def scenarios(phase: str, most_positions: int, most_rows: int) -> tuple[Scenario, ...]:
-    """The steps of a phase for a model that takes `most_positions` tokens a request."""
+def scenarios(phase: str, most_positions: int, most: int) -> tuple[Scenario, ...]:
+    """The steps of a phase, for a model that takes `most_positions` tokens a request.
+
+    `most`: rows (decode) or tokens of the largest step that the build has a plan for.
+    """
     if phase == "decode":
-        sizes = sorted({min(n, most_rows) for n in DECODE_ROWS})
+        sizes = sorted({min(n, most) for n in DECODE_ROWS})
         return tuple(_decode(n, most_positions) for n in sizes)
     found = []
-    for tokens in MIXED_TOKENS:
+    for tokens in sorted({min(n, most) for n in MIXED_TOKENS}):
         one, several = _one_chunk(tokens, most_positions), _several(tokens, most_positions)
         found += [one] if tokens == 1 else [one, several]
     return tuple(dict.fromkeys(found))

@@ -23,6 +23,18 @@ class UnsupportedCpuError(KernelgenRuntimeError):
     exit_code = 3
 
 
+class UnsupportedGpuError(KernelgenRuntimeError):
+    """No library of the artifact runs on the device that was asked for."""
+
+    exit_code = 3
+
+
+class NoDeviceError(KernelgenRuntimeError):
+    """The artifact needs a GPU and none can be used here."""
+
+    exit_code = 4
+
+
 class WeightsError(KernelgenRuntimeError):
     """The checkpoint is damaged or does not hold what the manifest asks for."""
 
@@ -35,6 +47,10 @@ class UnsupportedWeightsError(KernelgenRuntimeError):
 
 class CapacityError(KernelgenRuntimeError):
     """A size that was asked for does not fit the artifact or the memory given to the cache."""
+
+
+class DeviceMemoryError(CapacityError):
+    """The device has too little memory; the message says how much is missing and what helps."""
 
 
 class RequestError(KernelgenRuntimeError):
@@ -58,6 +74,14 @@ def shown(value: object, limit: int = 80) -> str:
     # Slicing first keeps the cost bounded: repr of a megabyte string would be built in full.
     text = ascii(value[: limit + 1]) if isinstance(value, str) else ascii(value)
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def amount(size: int) -> str:
+    """Return `size` bytes for a reader: 10⁹ bytes are a GB."""
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if abs(size) >= scale:
+            return f"{size / scale:.2f} {unit}"
+    return f"{size} bytes"
 
 
 def listing(title: str, problems: Sequence[str], limit: int = MAX_PROBLEMS) -> str:

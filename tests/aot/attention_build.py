@@ -66,7 +66,9 @@ def build(
     for i, node in enumerate(net.nodes):
         inside = not node.op.has(Trait.MATMUL) if prepared else node.op.has(Trait.ATTENTION)
         if phase != "decode" and prepared:
-            inside = node.op.has(Trait.ATTENTION) or node.name.startswith(("attn.q_norm", "attn.q_rope"))
+            inside = node.op.has(Trait.ATTENTION) or node.name.startswith(
+                ("attn.q_norm", "attn.q_rope")
+            )
         mask |= inside << i
     region = Region(net, mask)
     roles = attention_roles(region, phase)
@@ -78,7 +80,9 @@ def build(
     entry = CacheSpec(spec.kv_heads, spec.head_dim, spec.window, Numerics.of(dtype, dtype).cache)
     cache = cache_schema(tuple((i, entry) for i in range(layers)))
     args = args_layout(cache, max_tokens, max_rows, max_positions)
-    context: dict[str, Any] = (decode_context if phase == "decode" else prefill_context)(kernel, cache, args)
+    context: dict[str, Any] = (decode_context if phase == "decode" else prefill_context)(
+        kernel, cache, args
+    )
     template = "attention_decode" if phase == "decode" else "attention_prefill"
     text = render(f"triton/{template}.py.j2", name=kernel.name, header=[kernel.name], **context)
     return Built(kernel, cache, args, text)

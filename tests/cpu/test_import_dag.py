@@ -39,7 +39,7 @@ TABLE = {
     "tables": Row("core hw"),
     "planner": Row("core hw spec ir ops tables"),
     "codegen": Row("core hw spec ir ops tables planner", outside="jinja2"),
-    "compile": Row("core hw codegen"),
+    "compile": Row("core hw codegen", lazy="triton"),  # in the processes that it starts
     "verify": Row(f"{_SEMANTICS} archs compile", outside="numpy", lazy="torch tvm_ffi safetensors"),
     "tune": Row(f"{_PLAN} archs codegen compile verify", lazy="torch tvm_ffi"),
     "pack": Row("core spec planner compile tables"),

@@ -1,1 +1,1 @@
-"""Owns generation for the GPU target: what a kernel is compiled from, its launches and the step program."""
+"""Owns generation for the GPU target: units, launches and the step program."""

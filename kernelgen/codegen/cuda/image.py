@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KernelImage:
-    """One cubin as its launcher and the build's report need it. Bytes of registers are not counted."""
+    """One cubin as its launcher and the build's report need it."""
 
     symbol: str
     sm: int

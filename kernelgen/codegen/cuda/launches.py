@@ -1,4 +1,4 @@
-"""Owns the launch interface: what a generator of GPU kernels tells the step program about each of them."""
+"""Owns the launch interface: what generated GPU kernels tell the step program."""
 
 from __future__ import annotations
 

@@ -98,9 +98,9 @@ def _sample(region: Region, phase: str) -> Region | Refusal | None:
 
 
 def _sample_scratch(region: Region, roles: Any, sizes: Sizes) -> int:
-    """Candidates of each worker and row, and the masks of top-k and top-p: bounded by one float a logit."""
+    """The best candidate (8 bytes) of each piece of 2048 logits (lib/sample.h)."""
     logits = region.network.block.input_types(region.nodes[0])[0]
-    return logits.size_bytes(sizes.capacity)
+    return sizes.capacity.rows * -(-logits.row_width // 2048) * 8
 
 
 CPP_FAMILIES: Catalogue = (

@@ -20,6 +20,8 @@ class RowPrep:
     """float32 instructions for each element, all passes together"""
     passes: int
     """times that a block reads the row: 1, or 2 when a statistic has to be known first"""
+    statistics: int
+    """row reductions"""
     deferred: bool
     """whether the statistic only scales the row: `(x·w)·Wᵀ` is scaled when it is done, exact but
     for one rounding"""
@@ -36,7 +38,8 @@ def row_prep(region: Region, roles: LinearRoles) -> RowPrep | None:
     deferred = bool(statistics) and _scales_only(region, roles, work, statistics)
     numbers = frozenset(n.outputs[0] for n in statistics)
     ops = sum(_element_ops(region, n, numbers) for n in work) - deferred
-    return RowPrep(ops, passes=2 if statistics and not deferred else 1, deferred=deferred)
+    passes = 2 if statistics and not deferred else 1
+    return RowPrep(ops, passes, len(statistics), deferred)
 
 
 def _element_ops(region: Region, node: Node, numbers: frozenset[str]) -> int:

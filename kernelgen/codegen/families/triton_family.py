@@ -48,7 +48,8 @@ class TritonFamily:
         roles = self.roles(region, phase)
         if roles is None or isinstance(roles, Refusal):
             return roles
-        return Match(self, region, roles, variant_text(region), phase=phase)
+        text = region.recall("variant", lambda: variant_text(region))
+        return Match(self, region, roles, text, phase=phase)
 
     def price(self, match: Match, sizes: Sizes, device: Device) -> Price | Refusal:
         """The modelled time of the best tile, or what a table measured; the boundary before it

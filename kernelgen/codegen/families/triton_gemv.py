@@ -19,24 +19,21 @@ from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Tim
 from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
 
-MOST_ROWS = 16
 
 
 @dataclass(frozen=True)
 class GemvTile:
-    """A block computes `outputs` columns of every row; it walks K in steps of `depth`."""
+    """A block computes `outputs` columns; it walks K in steps of `depth`."""
 
     outputs: int
     depth: int
     warps: int
 
     def footprint(self, problem: Product) -> Footprint:
-        """Registers: the weights of a step as they are stored, and one float32 sum for each of them
-        and each row.
-        """
+        """Registers: the weights of a step and of the next as stored, one float32 sum for each."""
         each = self.outputs * problem.most_matrices * self.depth / (self.warps * WARP)
-        registers = frame_registers(each * (problem.weight_bits / 32 + problem.rows))
-        return Footprint(self.warps, registers, shared_bytes=self.warps * 128 * problem.rows)
+        registers = frame_registers(each * (2 * problem.weight_bits / 32 + 1))
+        return Footprint(self.warps, registers, shared_bytes=self.warps * 128)
 
     def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
         """Limits of the block, and steps that no row fills."""
@@ -86,7 +83,7 @@ def space() -> Iterator[GemvTile]:
 
 @lru_cache(maxsize=4096)
 def gemv(problem: Product, device: Device) -> Best[Product] | Refusal:
-    """The best tile for a problem; refused above 16 rows."""
-    if problem.rows > MOST_ROWS:
-        return Refusal(f"{problem.rows} rows, vector units take at most {MOST_ROWS}")
+    """The best tile for a problem; refused for more than one row."""
+    if problem.rows > 1:
+        return Refusal(f"{problem.rows} rows, which tensor cores multiply at the cost of one")
     return best(space(), problem, device)

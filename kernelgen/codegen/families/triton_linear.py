@@ -19,7 +19,7 @@ Chooser = Callable[[Product, Device], Best[Product] | Refusal]
 
 def product_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
     """Products of one row with what prepares and finishes them."""
-    return linear_roles(region)
+    return region.recall("linear", lambda: linear_roles(region))
 
 
 def quote_product(
@@ -28,7 +28,7 @@ def quote_product(
     """The quote of the family whose tiles `choose` knows."""
 
     def quote(region: Region, roles: LinearRoles, sizes: Sizes, device: Device) -> Quote | Refusal:
-        problem = product(region, roles, sizes)
+        problem = region.recall(("product", sizes), lambda: product(region, roles, sizes))
         found = choose(problem, device)
         if isinstance(found, Refusal):
             return found

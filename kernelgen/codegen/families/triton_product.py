@@ -28,6 +28,9 @@ class Product:
     groups: tuple[tuple[int, int], ...]
     """(columns, matrices that meet there: 1 or 2) of each group"""
     row_bits: int
+    """of an element as it is multiplied"""
+    read_bits: int
+    """of an element as it is read, before its preparation"""
     weight_bits: int
     math: str
     """dtype of the products"""
@@ -55,7 +58,7 @@ class Product:
     @property
     def row_bytes(self) -> int:
         """All rows."""
-        return self.rows * self.k * self.row_bits // 8
+        return self.rows * self.k * self.read_bits // 8
 
     def tiles(self, outputs: int) -> int:
         """Tiles of so many columns that cover all groups; the last of each group may be masked."""
@@ -66,7 +69,7 @@ class Product:
         times.
         """
         passes = self.prep.passes if self.prep else 1
-        size = rows * self.k * self.row_bits // 8
+        size = rows * self.k * self.read_bits // 8
         if size <= _NEAR_BYTES and footprint.shared_bytes <= 16 << 10:
             return min(blocks, device.units) * size
         return blocks * passes * size
@@ -87,6 +90,7 @@ def product(region: Region, roles: LinearRoles, sizes: Sizes) -> Product:
         k=roles.k,
         groups=tuple((_columns(region, g.anchors[0]), len(g.anchors)) for g in roles.groups),
         row_bits=x.dtype.bits,
+        read_bits=_read_bits(region, roles),
         weight_bits=weight.dtype.bits,
         math="bfloat16" if x.dtype.bits == weight.dtype.bits == 16 else "float32",
         prep=row_prep(region, roles),
@@ -94,6 +98,14 @@ def product(region: Region, roles: LinearRoles, sizes: Sizes) -> Product:
         bytes=region_bytes(region, sizes),
         flops=region_flops(region, sizes),
     )
+
+
+def _read_bits(region: Region, roles: LinearRoles) -> int:
+    """Width of the rows that come from outside: the stream's own, where a norm rounds it."""
+    names = {region.base(name) for node in roles.prologue for name in node.inputs}
+    types = [region.value(n).type for n in names if n not in region.made]
+    rows = [t.dtype.bits for t in types if t.leading is not None and t.row_width == roles.k]
+    return max(rows, default=region.value(roles.x).type.dtype.bits)
 
 
 def _columns(region: Region, anchor: Node) -> int:

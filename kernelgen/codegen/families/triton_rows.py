@@ -84,9 +84,7 @@ def _reduces(node: Node) -> int:
 
 @dataclass(frozen=True)
 class RowsTile:
-    """A block handles `rows` rows; a row wider than `width` is walked in parts, once more for each
-    reduction.
-    """
+    """A block handles `rows` rows; parts of a row wider than `width` are different blocks."""
 
     rows: int
     width: int
@@ -102,6 +100,8 @@ class RowsTile:
         found = list(self.footprint(problem).problems(device))
         if self.width > max(WARP, next_power_of_two(problem.width)):
             found.append(f"a part is longer than the row of {problem.width}")
+        if problem.depth and self.width < problem.width:
+            found.append(f"a reduction needs the whole row of {problem.width}")
         if self.rows > 1 and (self.width < problem.width or self.rows >= 2 * problem.rows):
             found.append("several rows in a block only where there are as many and each fits whole")
         if self.rows * self.width < self.warps * WARP:
@@ -109,21 +109,17 @@ class RowsTile:
         return tuple(found)
 
     def time(self, problem: RowsProblem, device: Device) -> Timing:
-        """Inputs once, outputs once; parts of long rows again for every reduction, from the L2
-        cache.
-        """
+        """Inputs once, outputs once."""
         parts = ceil_div(problem.width, self.width)
-        again = 1 + (problem.depth if parts > 1 else 0)
         grid = Grid(
-            blocks=ceil_div(problem.rows, self.rows),
+            blocks=ceil_div(problem.rows, self.rows) * parts,
             footprint=self.footprint(problem),
-            steps=parts * again,
-            in_flight=parts,
+            steps=1,
             lead_us=NEAR_LATENCY_US * problem.gathers + REDUCE_US * max(0, problem.depth - 1),
         )
         demand = Demand(
             memory_bytes=problem.bytes,
-            cache_bytes=problem.bytes * again,
+            cache_bytes=problem.bytes,
             vector_ops=problem.flops + problem.bytes / 2,
             copies=True,
         )

@@ -10,12 +10,14 @@ from kernelgen.core.dtypes import BFLOAT16, FLOAT32, INT32, UINT8, DType
 from kernelgen.ir.expr import Expr
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
+_EXP = "tl.extra.libdevice.exp"
+"""exact to an ulp or two at any argument; `tl.exp` rounds the argument in units of log2 first"""
 _SPELLED: Mapping[str, Callable[..., str]] = {
-    "exp": lambda a: f"tl.exp({a})",
+    "exp": lambda a: f"{_EXP}({a})",
     "rsqrt": lambda a: f"tl.rsqrt({a})",
-    "tanh": lambda a: f"(1.0 - 2.0 / (tl.exp(2.0 * {a}) + 1.0))",  # no extern: exact to 1 ulp of 1
-    "sigmoid": lambda a: f"tl.sigmoid({a})",
-    "silu": lambda a: f"({a} * tl.sigmoid({a}))",
+    "tanh": lambda a: f"tl.extra.libdevice.tanh({a})",
+    "sigmoid": lambda a: f"(1.0 / (1.0 + {_EXP}(-{a})))",
+    "silu": lambda a: f"({a} / (1.0 + {_EXP}(-{a})))",
     "max": lambda a, b: f"tl.maximum({a}, {b})",
     "min": lambda a, b: f"tl.minimum({a}, {b})",
 }

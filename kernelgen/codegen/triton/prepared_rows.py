@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,13 +35,14 @@ class PreparedRows:
     roles: LinearRoles
     frame: Frame
     exact: bool
+    words: Mapping[str, int]
     taken: set[str] = field(default_factory=set)
     known: dict[str, str] = field(default_factory=dict)
     """statistics that earlier loops have finished, and their variables"""
     chosen: TileProgram = field(init=False)
 
     def __post_init__(self) -> None:
-        self.chosen = TileProgram(self.region, self.frame, self.taken)
+        self.chosen = TileProgram(self.region, self.frame, self.taken, words=self.words)
 
     def context(self) -> dict[str, Any]:
         """`chosen`: statements before any loop; `levels`: loops before the main one; `lines`, `text`: the tile in the main

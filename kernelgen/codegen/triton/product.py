@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.codegen.families.roles import LinearGroup, LinearRoles
+from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import rounded, stored, triton_name
 from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.prepared_rows import PreparedRows
@@ -55,37 +56,64 @@ GEMM = Orientation(
 )
 
 
-def product_context(region: Region, roles: LinearRoles, how: Orientation) -> dict[str, Any]:
+def product_context(
+    region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout
+) -> dict[str, Any]:
     """What the product templates need."""
     x = region.value(roles.x).type
     weight = region.value(roles.groups[0].weights[0]).type.dtype
     exact = not how.tensor_cores or not (x.dtype == weight == BFLOAT16)
-    rows = PreparedRows(region, roles, how.rows, exact)
+    taken: set[str] = set()
+    rows = PreparedRows(region, roles, how.rows, exact, step_words(args), taken)
     assert x.leading is not None
     return {
         "k": roles.k,
         "count_word": COUNT_WORDS[x.leading],
         "weight_bytes": weight.bytes,
         "exact": exact,
+        "matrices": max(len(group.weights) for group in roles.groups),
         "rows": rows.context(),
-        "sections": sections(region, roles, how.sums),
+        "sections": sections(region, roles, how.sums, taken),
     }
 
 
-def sections(region: Region, roles: LinearRoles, frame: Frame) -> list[dict[str, Any]]:
+def step_words(args: ArgsLayout) -> dict[str, int]:
+    """Step values that kernels read from the step's arguments."""
+    return {"logit_tokens": args.offset("logit_token")}
+
+
+def sections(
+    region: Region, roles: LinearRoles, frame: Frame, taken: set[str]
+) -> list[dict[str, Any]]:
     """Neighbouring groups with equally many matrices: one loop serves all of a section."""
+    groups = [_group(region, group, frame, taken) for group in roles.groups]
     found: list[dict[str, Any]] = []
-    for group in roles.groups:
-        made = _group(region, group, frame)
-        if not found or found[-1]["matrices"] != len(group.weights):
-            found.append({"matrices": len(group.weights), "groups": []})
+    for number, made in enumerate(groups):
+        made["number"] = number
+        made["before"] = f"END_{number - 1} + " if number else ""
+        made["start"] = f"(tile - END_{number - 1})" if number else "tile"
+        if not found or found[-1]["matrices"] != len(made["weights"]):
+            found.append({"matrices": len(made["weights"]), "groups": []})
         found[-1]["groups"].append(made)
+    last = len(groups) - 1
+    for section in found:
+        mine = [group["number"] for group in section["groups"]]
+        section["when"] = _between(mine[0], mine[-1], 0, last)
+        for group in section["groups"]:
+            group["when"] = _between(group["number"], group["number"], mine[0], mine[-1])
     return found
 
 
-def _group(region: Region, group: LinearGroup, frame: Frame) -> dict[str, Any]:
+def _between(first: int, last: int, least: int, most: int) -> str:
+    """The condition for a tile of groups `first` to `last` where those from `least` to `most` are possible."""
+    conditions = [f"tile >= END_{first - 1}"] if first > least else []
+    conditions += [f"tile < END_{last}"] if last < most else []
+    return conditions[0] if len(conditions) == 1 else " & ".join(f"({c})" for c in conditions)
+
+
+def _group(region: Region, group: LinearGroup, frame: Frame, taken: set[str]) -> dict[str, Any]:
     """Matrices of a group, and the statements that finish its columns from `sum0` and `sum1`."""
-    program = TileProgram(region, frame)
+    program = TileProgram(region, frame, taken)
     for i, anchor in enumerate(group.anchors):
         out = anchor.outputs[0]
         text = rounded(f"sum{i}", region.value(out).type.dtype)

@@ -5,7 +5,7 @@ Every value is rounded to its own dtype where its op ends, so that a fused progr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kernelgen.codegen.triton.expressions import rounded, triton_expr, triton_name
@@ -31,6 +31,8 @@ class TileProgram:
     names: dict[tuple[str, str], str] = field(default_factory=dict)
     rows: dict[str, str] = field(default_factory=dict)
     """selected value → variable with its row numbers"""
+    words: Mapping[str, int] = field(default_factory=dict)
+    """step value that is read from the step's arguments → word at which it starts there"""
     lines: list[str] = field(default_factory=list)
 
     def bind(self, name: str, variable: str) -> None:
@@ -138,8 +140,9 @@ class TileProgram:
     def selected(self, base: str) -> str:
         """Row numbers of a choice of rows, loaded once."""
         if base not in self.rows:
-            index = triton_name(self._select(base).inputs[1])
-            text = self.frame.number.load(address(index, self.frame.row), "0")
+            index = self._select(base).inputs[1]
+            start = address(triton_name(index), str(self.words.get(index, 0)), self.frame.row)
+            text = self.frame.number.load(start, "0")
             self.rows[base] = self.let(base, text)
         return self.rows[base]
 

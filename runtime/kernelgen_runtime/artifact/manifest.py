@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 PAGE_TOKENS = 16
+CPU = "cpu"
+_GPU_TARGET = re.compile(r"sm_([1-9][0-9]{1,3}):[a-z0-9_.\-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -110,17 +112,21 @@ class ArgsSchema:
 
 @dataclass(frozen=True)
 class Plan:
-    """One compiled step: `size` requests of one token each (decode) or `size` tokens (mixed)."""
+    """One compiled step: `size` requests of one token each (decode) or `size` tokens (mixed).
+
+    `logit_rows` is the most logit rows that one step of it may ask for.
+    """
 
     id: int
     phase: str
     size: int
+    logit_rows: int
     workspace_bytes: int
 
 
 @dataclass(frozen=True)
-class Manifest:
-    """Everything of `manifest.json` that the runtime acts on."""
+class Model:
+    """What `manifest.json` says of the model, whatever it runs on."""
 
     name: str
     version: str
@@ -128,25 +134,62 @@ class Manifest:
     activation_dtype: str
     vocab: int
     max_positions: int
-    libraries: tuple[Library, ...]
     tensors: tuple[TensorSpec, ...]
     ignored: tuple[str, ...]
-    weights: tuple[Weight, ...]
-    cache: CacheSchema
-    args: ArgsSchema
-    plans: tuple[Plan, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-
-    @property
-    def max_sequence_tokens(self) -> int:
-        """Longest sequence that positions and block tables can express."""
-        return min(self.max_positions, self.args.max_pages * PAGE_TOKENS)
 
     @cached_property
     def ignored_pattern(self) -> re.Pattern[str]:
         """One expression that matches every checkpoint name that carries nothing."""
         return re.compile("|".join(f"(?:{text})" for text in self.ignored) or r"(?!)")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The model as built for one target: what a run on that target acts on.
+
+    `target` is "cpu" or an SM with the device it was planned for ("sm_90:h200"); `device_names` is
+    how the driver spells that device. `counters` int32 words, zero at first, belong to the kernels.
+    """
+
+    model: Model
+    target: str
+    device_names: tuple[str, ...]
+    libraries: tuple[Library, ...]
+    weights: tuple[Weight, ...]
+    cache: CacheSchema
+    args: ArgsSchema
+    plans: tuple[Plan, ...]
+    counters: int
+
+    @property
+    def name(self) -> str:
+        """Distribution name of the wheel."""
+        return self.model.name
+
+    @property
+    def vocab(self) -> int:
+        """Token ids are below this."""
+        return self.model.vocab
+
+    @property
+    def sm(self) -> int:
+        """Ten times the compute capability that the target names (90 for 9.0); 0 is the CPU."""
+        return target_sm(self.target) or 0
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """Longest sequence that positions and block tables can express."""
+        return min(self.model.max_positions, self.args.max_pages * PAGE_TOKENS)
+
+
+def target_sm(target: str) -> int | None:
+    """Return the SM of a target, 0 for the CPU, None where it is not one."""
+    if target == CPU:
+        return 0
+    match = _GPU_TARGET.fullmatch(target)
+    return int(match.group(1)) if match else None
 
 
 def panel_shape(rows: int, cols: int, dtype: str) -> tuple[int, ...]:

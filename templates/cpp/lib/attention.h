@@ -306,7 +306,8 @@ struct Attention {
       const int t = row / PER, head = kv * PER + row % PER;
       Q q[D];
       put_query(t0 + t, head, p0 + t, q);
-      for (int d = 0; d < D; ++d) to.q[sizeof(Q) == 2 ? d / 2 * 2 * LANES + lane * 2 + d % 2 : d * LANES + lane] = q[d];
+      constexpr int pack = 4 / (int)sizeof(Q);  // values of one query row that stay beside each other
+      for (int d = 0; d < D; d += pack) __builtin_memcpy(to.q + d * LANES + lane * pack, q + d, 4);
       begin(head, to.peak[lane], to.total[lane]);
       to.position[lane] = (float)(p0 + t);
       if (lane == 0) to.lowest = p0 + t;

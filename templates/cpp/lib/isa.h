@@ -51,7 +51,7 @@ KG_INLINE F16 operator-(F16 a, F16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
 KG_INLINE F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 KG_INLINE F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 KG_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-KG_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+KG_INLINE F16 max(F16 a, F16 b) { return {_mm512_maskz_max_ps((__mmask16)-1, a.v, b.v)}; }  // b where one is NaN
 
 KG_INLINE Mask16 less(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 KG_INLINE Mask16 equal(F16 a, F16 b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_EQ_OQ)}; }
@@ -68,10 +68,10 @@ KG_INLINE F16 load_even(const bf16* p) { return {(__m512)((__v16su)_mm512_loadu_
 KG_INLINE F16 load_odd(const bf16* p) { return {(__m512)((__v16su)_mm512_loadu_si512(p) & 0xffff0000u)}; }
 
 KG_INLINE __m256 low_plus_high(F16 a) {
-  return _mm256_add_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  return _mm256_add_ps(_mm512_extractf32x8_ps(a.v, 0), _mm512_extractf32x8_ps(a.v, 1));
 }
 KG_INLINE __m256 low_max_high(F16 a) {
-  return _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+  return _mm256_max_ps(_mm512_extractf32x8_ps(a.v, 0), _mm512_extractf32x8_ps(a.v, 1));
 }
 
 #else

@@ -1,4 +1,4 @@
-// linear: out = epilogue(prologue(x) W^T), W packed in panels of 32 outputs.
+// linear: out = finish(prologue(x) W^T), W packed in panels of 32 outputs.
 //
 // An output is one vector lane that adds its K products one after the other, k ascending: its bits
 // depend on K and the dtypes alone, not on T, threads or tile. Work is cut by panels, so that each
@@ -12,8 +12,8 @@
 namespace kg {
 
 constexpr int PANEL = 32;       // outputs side by side in a weight panel
-constexpr int CHUNK = 48;       // rows of one unit of work: the panel is in L2 by then
-constexpr int K_BLOCK = 8192;   // K is done in blocks of so many bytes: a block of panels stays in L2
+constexpr int ROW_CHUNK = 48;       // rows of one unit of work: the panel is in L2 by then
+constexpr int BLOCK_BYTES = 8192;   // K is done in blocks of so many bytes: a block of panels stays in L2
 constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Activation rows as the inner loop wants them: bfloat16 where the machine multiplies bfloat16, else
@@ -125,31 +125,99 @@ KG_INLINE void tiles(int rows, int panels, const Element* x, const Weight* w, si
 
 }  // namespace detail
 
-// Bytes of scratch that linear() needs for `rows` rows.
-template <class Act, class Weight, int K>
-constexpr size_t linear_scratch(int rows) { return Rows<Act, Weight, K>::bytes(rows); }
+// N columns of a product, and what finishes them. With two matrices of N rows each (gate and up) the
+// epilogue sees both results.
+//   finish  (int t, int n0, const float* acc, width): columns n0 .. n0+width of row t; `width` is a
+//           compile-time constant (32, or what is left in the last panel);
+//           with two matrices (int t, int n0, const float* first, const float* second, width)
+template <int N, bool PAIRED, class Weight, class Finish>
+struct Columns {
+  static constexpr int n = N, units = ceil_div(N, PANEL);
+  static constexpr bool paired = PAIRED;
+  const Weight* first;
+  const Weight* second;
+  const Finish& finish;
+};
+template <int N, class Weight, class Finish>
+Columns<N, false, Weight, Finish> columns(const Weight* w, const Finish& finish) {
+  return {w, nullptr, finish};
+}
+template <int N, class Weight, class Finish>
+Columns<N, true, Weight, Finish> columns(const Weight* first, const Weight* second, const Finish& finish) {
+  return {first, second, finish};
+}
 
-// One kernel, called by every thread of the team.
-//   N, K      outputs (of each half when PAIRED) and inputs
-//   PAIRED    panels alternate gate, up, gate, up ...; the epilogue sees both
-//   rows      T, number of activation rows
-//   w         panels as abi.md lays them out
-//   scratch   linear_scratch<Act, Weight, K>(rows) bytes shared by the team, 64-byte aligned
-//   prologue  (int t, Element* row): writes row[0..K) of activation row t
-//   epilogue  (int t, int n0, const float* acc, width): outputs n0 .. n0+width of row t; `width` is a
-//             compile-time constant (32, or what is left in the last panel);
-//             PAIRED: (int t, int n0, const float* gate, const float* up, width)
-template <class Act, class Weight, int N, int K, bool PAIRED = false, class Prologue, class Epilogue>
-void linear(const Worker& me, int rows, const Weight* w, void* scratch, const Prologue& prologue,
-            const Epilogue& epilogue) {
-  using R = Rows<Act, Weight, K>;
-  using Element = typename R::Element;
-  constexpr int together = PAIRED ? 2 : 1;          // panels of one unit of work
-  constexpr int columns = ceil_div(N, PANEL);       // units beside each other
+namespace detail {
+
+// The units `work` (column panel by row chunk) of one group of columns.
+template <class R, int N, bool PAIRED, class Weight, class Finish>
+void run_columns(const typename R::Element* x, int rows, int chunks, Range work,
+                 const Columns<N, PAIRED, Weight, Finish>& group) {
   constexpr size_t panel = (size_t)R::padded * PANEL;
-  constexpr int k_block = K_BLOCK / (int)sizeof(Weight);
+  constexpr int k_block = BLOCK_BYTES / (int)sizeof(Weight);
   constexpr int k_blocks = ceil_div(R::padded, k_block);
   constexpr int tile_size = 2 * MAX_ROWS * PANEL;
+  // From a panel to the one that shares its tile: the next, or the same of the other matrix.
+  const size_t beside = PAIRED ? ((uintptr_t)group.second - (uintptr_t)group.first) / sizeof(Weight) : panel;
+
+  alignas(64) float acc[k_blocks > 1 ? ceil_div(ROW_CHUNK, MAX_ROWS) * tile_size : tile_size];
+  for (int unit = work.begin; unit < work.end;) {
+    const int column = unit / chunks, first = unit % chunks * ROW_CHUNK;
+    const int count = rows - first < ROW_CHUNK ? rows - first : ROW_CHUNK;
+    // Few rows: two panels at a time, for more weights in flight.
+    const int taken = !PAIRED && chunks == 1 && unit + 1 < work.end ? 2 : 1;
+    const int panels = PAIRED ? 2 : taken, next = unit + taken;
+    const int tile_rows = ceil_div(count, ceil_div(count, MAX_ROWS));
+    for (int b = 0; b < k_blocks; ++b) {
+      const int k0 = b * k_block;
+      const int pairs = (R::padded - k0 < k_block ? R::padded - k0 : k_block) / 2;
+      const Weight* const from = group.first + column * panel + (size_t)k0 * PANEL;
+      // Multiplying the first rows, fetch the weights that come next: the block below or the next
+      // panels. One or two rows are no faster for it: memory is busy all the time.
+      const bool last = b + 1 == k_blocks;
+      const bool fetch = count > 2 && (!last || (next < work.end && next / chunks != column));
+      const size_t ahead = !fetch ? 0 : last ? taken * panel - (size_t)k0 * PANEL : (size_t)k_block * PANEL;
+      float* out = acc;
+      for (int r = 0; r < count; r += tile_rows, out += k_blocks > 1 ? tile_size : 0) {
+        const int n = count - r < tile_rows ? count - r : tile_rows, t0 = first + r;
+        tiles<MAX_ROWS, R::stride>(n, panels, x + (size_t)t0 * R::stride + k0, from, beside, pairs,
+                                   r == 0 ? ahead : 0, b > 0, out);
+        if (!last) continue;
+        const auto finish = [&](int n0, const float* a, auto width) {
+          for (int t = 0; t < n; ++t, a += PANEL) {
+            if constexpr (PAIRED) {
+              group.finish(t0 + t, n0, a, a + MAX_ROWS * PANEL, width);
+            } else {
+              group.finish(t0 + t, n0, a, width);
+            }
+          }
+        };
+        for (int p = 0; p < taken; ++p) {
+          const int n0 = (column + p) * PANEL;
+          const float* const a = out + p * MAX_ROWS * PANEL;
+          if (n0 + PANEL <= N) finish(n0, a, std::integral_constant<int, PANEL>{});
+          if constexpr (N % PANEL != 0) {
+            if (n0 + PANEL > N) finish(n0, a, std::integral_constant<int, N % PANEL>{});
+          }
+        }
+      }
+    }
+    unit = next;
+  }
+}
+
+}  // namespace detail
+
+// One kernel, called by every thread of the team: products of one prepared row with several groups of
+// columns, whose panels are shared out as if they were one matrix.
+//   K         inputs
+//   rows      T, number of activation rows
+//   scratch   Rows<Act, Weight, K>::bytes(rows) bytes shared by the team, 64-byte aligned
+//   prologue  (int t, Element* row): writes row[0..K) of activation row t
+template <class Act, class Weight, int K, class Prologue, class... Groups>
+void linear(const Worker& me, int rows, void* scratch, const Prologue& prologue, const Groups&... groups) {
+  using R = Rows<Act, Weight, K>;
+  using Element = typename R::Element;
 
   // Prologue. A single row is cheaper to compute on every thread than to wait for.
   alignas(64) Element own[R::stride];
@@ -162,56 +230,16 @@ void linear(const Worker& me, int rows, const Weight* w, void* scratch, const Pr
   }
   if (rows > 1) me.sync();
 
-  alignas(64) float acc[k_blocks > 1 ? ceil_div(CHUNK, MAX_ROWS) * tile_size : tile_size];
-  const int chunks = ceil_div(rows, CHUNK);
-  const Range work = me.share(columns * chunks);
-  for (int unit = work.begin; unit < work.end;) {
-    const int column = unit / chunks, first = unit % chunks * CHUNK;
-    const int count = rows - first < CHUNK ? rows - first : CHUNK;
-    // Few rows: two plain panels at a time, for more weights in flight.
-    const int panels = PAIRED || (chunks == 1 && unit + 1 < work.end) ? 2 : 1;
-    const int next = unit + panels / together;
-    const int tile_rows = ceil_div(count, ceil_div(count, MAX_ROWS));
-    for (int b = 0; b < k_blocks; ++b) {
-      const int k0 = b * k_block;
-      const int pairs = (R::padded - k0 < k_block ? R::padded - k0 : k_block) / 2;
-      const Weight* const from = w + column * together * panel + (size_t)k0 * PANEL;
-      // Multiplying the first rows, fetch the weights that come next: the block below or the next
-      // panels. One or two rows are no faster for it: memory is busy all the time.
-      const bool last = b + 1 == k_blocks;
-      const bool fetch = count > 2 && (!last || (next < work.end && next / chunks != column));
-      const size_t ahead = !fetch ? 0 : last ? panels * panel - (size_t)k0 * PANEL : (size_t)k_block * PANEL;
-      float* out = acc;
-      for (int r = 0; r < count; r += tile_rows) {
-        const int n = count - r < tile_rows ? count - r : tile_rows, t0 = first + r;
-        detail::tiles<MAX_ROWS, R::stride>(n, panels, x + (size_t)t0 * R::stride + k0, from, panel, pairs,
-                                           r == 0 ? ahead : 0, b > 0, out);
-        if (last) {
-          const auto finish = [&](int n0, const float* a, auto width) {
-            for (int t = 0; t < n; ++t, a += PANEL) {
-              if constexpr (PAIRED) {
-                epilogue(t0 + t, n0, a, a + MAX_ROWS * PANEL, width);
-              } else {
-                epilogue(t0 + t, n0, a, width);
-              }
-            }
-          };
-          for (int p = 0; p < panels; p += together) {
-            const int n0 = (column + p) * PANEL;
-            const float* a = out + p * MAX_ROWS * PANEL;
-            if (n0 + PANEL <= N) finish(n0, a, std::integral_constant<int, PANEL>{});
-            if constexpr (N % PANEL != 0) {
-              if (n0 + PANEL > N) finish(n0, a, std::integral_constant<int, N % PANEL>{});
-            }
-          }
-        } else {
-          out += tile_size;
-        }
-        if (last && k_blocks > 1) out += tile_size;
-      }
-    }
-    unit = next;
-  }
+  const int chunks = ceil_div(rows, ROW_CHUNK);
+  const Range work = me.share((0 + ... + Groups::units) * chunks);
+  int base = 0;
+  const auto run = [&](const auto& group) {
+    const int end = base + group.units * chunks;
+    const Range part{work.begin > base ? work.begin - base : 0, (work.end < end ? work.end : end) - base};
+    base = end;
+    if (part.begin < part.end) detail::run_columns<R>(x, rows, chunks, part, group);
+  };
+  (run(groups), ...);
 }
 
 }  // namespace kg

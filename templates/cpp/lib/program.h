@@ -210,9 +210,8 @@ inline int prepare(const Model& model, const int32_t* args, bool decode, int max
   step.batch = {tokens, requests, start, length, slot_of};
   step.row_slot = slot_of, step.query_start = start, step.seq_len = length;
   step.logit_tokens = args + f.logit_token, step.logit_rows_of = args + f.logit_row;
-  step.temperature = reinterpret_cast<const float*>(args + f.temperature);
-  step.top_p = reinterpret_cast<const float*>(args + f.top_p);
-  step.top_k = args + f.top_k, step.seed = args + f.seed;
+  step.sampling = {reinterpret_cast<const float*>(args + f.temperature), reinterpret_cast<const float*>(args + f.top_p),
+                   args + f.top_k, args + f.seed};
   step.cache = static_cast<uint8_t*>(s.buffers[CACHE]), step.page_bytes = model.page_bytes;
   step.max_pages = model.max_pages, step.block_table = s.block_table;
   step.last_sampled = static_cast<int32_t*>(s.buffers[LAST_SAMPLED]);

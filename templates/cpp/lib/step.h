@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cache.h"
+#include "sample.h"
 
 namespace kg {
 
@@ -13,13 +14,6 @@ namespace kg {
 struct LayerCache {
   int group;
   size_t offset;
-};
-
-// Sampling fields of one request row.
-struct SamplingRow {
-  float temperature, top_p;
-  int top_k;
-  int64_t seed;
 };
 
 struct Step {
@@ -35,10 +29,7 @@ struct Step {
   const int32_t* logit_tokens;  // [logit_rows]
   const int32_t* logit_rows_of; // [logit_rows] request row that takes the id, -1: logits only
 
-  const float* temperature;     // [requests], as top_p, top_k; seed has two words a row
-  const float* top_p;
-  const int32_t* top_k;
-  const int32_t* seed;
+  Sampling sampling;            // per request row
 
   uint8_t* cache;
   size_t page_bytes;
@@ -51,11 +42,6 @@ struct Step {
   template <class T, int KV_HEADS, int D>
   Cache<T, KV_HEADS, D> layer(const LayerCache& place) const {
     return {cache + place.offset, page_bytes, 0, block_table[place.group], max_pages};
-  }
-
-  SamplingRow sampling(int row) const {
-    const uint64_t low = (uint32_t)seed[2 * row], high = (uint32_t)seed[2 * row + 1];
-    return {temperature[row], top_p[row], top_k[row], (int64_t)(high << 32 | low)};
   }
 };
 

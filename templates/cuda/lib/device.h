@@ -1,7 +1,6 @@
 // One GPU and the machine code on it: its context, and kernels loaded when they are first wanted.
 #pragma once
 #include <atomic>
-#include <mutex>
 
 #include "driver.h"
 
@@ -50,12 +49,24 @@ inline bool runs_on(int code_sm, int device_sm) {
   return code_sm / 10 == device_sm / 10 && code_sm <= device_sm;
 }
 
+// Holds a lock; std::mutex would need libstdc++ for the exceptions that it may throw.
+class Locked {
+ public:
+  explicit Locked(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Locked() { pthread_mutex_unlock(&mutex_); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  pthread_mutex_t& mutex_;
+};
+
 // The GPU that all buffers lie on. Contexts and modules stay until the process ends.
 struct Gpu {
   int index = -1;
   Handle context = nullptr;
-  std::mutex guard;
-  std::atomic<Handle> functions[MAX_KERNELS];
+  pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+  std::atomic<Handle> functions[MAX_KERNELS] = {};
 };
 
 inline Gpu& gpu() {
@@ -64,10 +75,10 @@ inline Gpu& gpu() {
 }
 
 // Checks the driver and the GPU once, and retains the context that the CUDA runtime (and torch) uses.
-inline int open(const Code& code) {
+inline int open_gpu(const Code& code) {
   Gpu& g = gpu();
   if (driver().problem[0]) return ffi::raise("RuntimeError", "%s", driver().problem);
-  std::lock_guard<std::mutex> lock(g.guard);
+  const Locked lock(g.guard);
   if (g.context) return 0;
   if (g.index < 0) return ffi::raise("RuntimeError", "no buffer is bound: the GPU to run on is not known yet");
   DeviceInfo info;
@@ -122,7 +133,7 @@ inline int function_of(const Code& code, int number, Handle& function) {
   Gpu& g = gpu();
   function = g.functions[number].load(std::memory_order_acquire);
   if (function) return 0;
-  std::lock_guard<std::mutex> lock(g.guard);
+  const Locked lock(g.guard);
   function = g.functions[number].load(std::memory_order_relaxed);
   if (function) return 0;
   if (load_locked(code, number)) return -1;

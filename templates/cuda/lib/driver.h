@@ -4,6 +4,7 @@
 // part of the driver's ABI; a test compares them wherever a cuda.h is found.
 #pragma once
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -63,9 +64,9 @@ struct Driver {
   KG_DRIVER_FUNCTIONS(X)
 #undef X
   int version = 0;
-  char problem[256] = "";
+  char problem[256] = {};
 
-  Driver() {
+  void find() {
     void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
       snprintf(problem, sizeof problem, "no NVIDIA driver (libcuda.so.1) on this machine");
@@ -96,8 +97,12 @@ struct Driver {
   }
 };
 
+// pthread_once and not a local's constructor: the latter would need libstdc++.
 inline const Driver& driver() {
-  static const Driver found;
+  static Driver found;
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  static const auto find = [] { found.find(); };
+  pthread_once(&once, find);
   return found;
 }
 

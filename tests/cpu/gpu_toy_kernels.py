@@ -1,4 +1,4 @@
-"""Three small Triton kernels as a code generator would print them, and a few that must be refused."""
+"""Small Triton kernels as a generator would print them: add, gemv, cache insert, prepare."""
 
 from __future__ import annotations
 
@@ -44,16 +44,32 @@ GEMV = (
 
 INSERT = (
     HEAD
-    + '''def insert(key, cache, layer_offset, args, width, PAGE_BYTES: tl.constexpr,
+    + '''def insert(key, cache, layer_offset, table, rows, width, PAGE_BYTES: tl.constexpr,
            BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """writes a row of keys to its place in the page that args[1] names"""
+    """writes a row of keys to its place in the first page of the request"""
     at = tl.arange(0, BLOCK)
     if PDL:
         tl.extra.cuda.gdc_wait()
-    page = tl.load(args + 1).to(tl.int64)
+    page = tl.load(table + tl.load(rows + tl.program_id(0))).to(tl.int64)
     place = cache + page * PAGE_BYTES + layer_offset
     tl.store(place.to(tl.pointer_type(tl.bfloat16)) + at, tl.load(key + at, mask=at < width),
              mask=at < width)
+'''
+)
+
+
+PREPARE = (
+    HEAD
+    + '''def prepare(args, last_sampled, token_ids, positions, rows, BLOCK: tl.constexpr,
+            PDL: tl.constexpr):
+    """stands for the launch that opens a step"""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = at < tl.load(args)
+    tl.store(token_ids + at, tl.load(last_sampled + at, mask=there, other=-1))
+    tl.store(positions + at, at)
+    tl.store(rows + at, tl.where(there, at, -1))
 '''
 )
 
@@ -63,10 +79,10 @@ def pointers(*names: str, of: str = "*bf16") -> tuple[Argument, ...]:
     return tuple(Argument(name, of, 16) for name in names)
 
 
-def add(n: int = 3000, block: int = 1024) -> TritonUnit:
+def add(n: int = 3000, name: str = "add") -> TritonUnit:
     """Adds two rows of n elements."""
-    constants = (("N", n), ("BLOCK", block))
-    return TritonUnit("add", ADD, "add", pointers("a", "b", "y"), constants)
+    constants = (("N", n), ("BLOCK", 1024))
+    return TritonUnit(name, ADD, "add", pointers("a", "b", "y"), constants)
 
 
 def gemv(n: int = 250, k: int = 1000, outputs: int = 4, name: str = "gemv") -> TritonUnit:
@@ -92,10 +108,17 @@ def insert() -> TritonUnit:
             *pointers("key"),
             Argument("cache", "*u8", 16),
             Argument("layer_offset", "i64", 16),
-            Argument("args", "*i32", 16),
+            *pointers("table", "rows", of="*i32"),
             Argument("width", "i32"),
         ),
         (("PAGE_BYTES", 8192), ("BLOCK", 128)),
         num_warps=1,
         pdl=True,
     )
+
+
+def prepare() -> TritonUnit:
+    """Writes the step values."""
+    names = ("args", "last_sampled", "token_ids", "positions", "rows")
+    signature = pointers(*names, of="*i32")
+    return TritonUnit("prepare", PREPARE, "prepare", signature, (("BLOCK", 64),), pdl=True)

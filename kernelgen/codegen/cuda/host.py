@@ -1,0 +1,203 @@
+"""Owns the step program of a GPU target: plans as tables of launches that plain C++ walks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kernelgen.codegen.cuda.image import KernelImage
+from kernelgen.codegen.cuda.launches import GpuKernel, GpuKernels, GpuPass, launch_key
+from kernelgen.codegen.cuda.refs import STEP_VALUES, References, parameter_places
+from kernelgen.codegen.cuda.unit import TritonUnit
+from kernelgen.codegen.rendering import render
+from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.weights import BoundWeight
+from kernelgen.core.resources import templates_dir
+from kernelgen.planner.caches import CacheSchema
+from kernelgen.planner.plan import Launch, Plan
+
+PREPARE = "prepare"
+"""name of the launch that opens every step: ids, positions and rows of all token rows"""
+
+_ELEMENTS = {"float32": "Element::f32", "bfloat16": "Element::bf16"}
+_PAGE = 256
+
+
+@dataclass(frozen=True)
+class StepProgram:
+    """Everything that the step of one SM is made of. `prepare` opens each step; see `PREPARE`."""
+
+    sm: int
+    plans: tuple[Plan, ...]
+    kernels: GpuKernels
+    prepare: GpuKernel
+    weights: tuple[BoundWeight, ...]
+    cache: CacheSchema
+    args: ArgsLayout
+    vocabulary: int
+
+    @property
+    def folder(self) -> str:
+        """Folder of this SM's sources and cubins in a build: `sm_90`."""
+        return f"sm_{self.sm}"
+
+    def kernel(self, launch: Launch) -> GpuKernel:
+        """What does the work of a planned launch."""
+        return self.kernels[launch_key(launch.kernel, launch.price.choice)]
+
+    def units(self) -> tuple[TritonUnit, ...]:
+        """Every unit of the step once, in order of first use: what there is to compile."""
+        found: dict[str, TritonUnit] = {}
+        for one in self._passes():
+            if found.setdefault(one.unit.name, one.unit) != one.unit:
+                raise ValueError(f"two different units are called {one.unit.name}")
+        return tuple(found.values())
+
+    def _passes(self) -> Iterator[GpuPass]:
+        yield from self.prepare.passes
+        for plan in self.plans:
+            for launch in plan.launches:
+                yield from self.kernel(launch).passes
+
+
+def step_value_places(args: ArgsLayout) -> tuple[int, ...]:
+    """Bytes from the start of the workspace to token ids, positions and rows, and to their end."""
+    each = -(-4 * args.max_tokens // _PAGE) * _PAGE
+    return tuple(each * i for i in range(len(STEP_VALUES) + 1))
+
+
+def workspace_bytes(plan: Plan, args: ArgsLayout) -> int:
+    """What the runtime has to allocate for a plan: step values first, then the plan's buffers."""
+    return step_value_places(args)[-1] + plan.workspace_bytes
+
+
+def cuda_step(program: StepProgram, images: Mapping[str, KernelImage]) -> dict[str, str]:
+    """The step program's translation unit: path → text. `images`: unit name → compiled kernel.
+
+    It takes the cubin of each unit from `<folder>/<unit name>.cubin`.
+    """
+    units = program.units()
+    tables = _Tables(program, units)
+    plans = [tables.plan(plan) for plan in program.plans]
+    text = render(
+        "host/cuda_step.cpp.j2",
+        model=program.plans[0].graph.name,
+        sm=program.sm,
+        folder=program.folder,
+        triton=images[units[0].name].triton,
+        assembler=images[units[0].name].assembler,
+        kernels=[_kernel(u, images[u.name], tables.places.get(u.name, ())) for u in units],
+        planned=[{"name": n, "operands": count} for n, count in tables.planned.items()],
+        weights=[_weight(w) for w in program.weights],
+        layers=[program.cache.places[i].offset_bytes for i in tables.refs.layers] or [0],
+        refs=tables.refs.lines,
+        slots=list(tables.slots),
+        plans=plans,
+        vocabulary=program.vocabulary,
+        page_bytes=program.cache.page_bytes,
+        args_words=program.args.words,
+        step_values=step_value_places(program.args)[:-1],
+        counters=max(plan.counters for plan in program.plans),
+    )
+    return {f"{program.folder}/step.cpp": text}
+
+
+def cuda_headers() -> dict[str, str]:
+    """Library headers that the step program includes: path → text."""
+    shared = templates_dir() / "cpp" / "lib" / "ffi.h"
+    library = sorted((templates_dir() / "cuda" / "lib").glob("*.h"))
+    return {f"kg/{path.name}": path.read_text() for path in (shared, *library)}
+
+
+class _Tables:
+    """Rows of the plans, and the tables that they point into, each distinct entry once."""
+
+    def __init__(self, program: StepProgram, units: Sequence[TritonUnit]) -> None:
+        self.program = program
+        self.kernels = {unit.name: i for i, unit in enumerate(units)}
+        self.refs = References(program.weights, program.cache, program.args)
+        self.planned: dict[str, int] = {}
+        self.places: dict[str, tuple[int, ...]] = {}
+        self.slots: dict[tuple[int, ...], int] = {}
+
+    def plan(self, plan: Plan) -> dict[str, Any]:
+        """A plan with all its launches as numbers into the tables."""
+        first = step_value_places(self.program.args)[-1]
+        slots: dict[int, int] = {}
+        lines = list(self._lines(PREPARE, self.program.prepare, None, plan, slots))
+        for launch in plan.launches:
+            kernel = self.program.kernel(launch)
+            lines += self._lines(launch.kernel.name, kernel, launch, plan, slots)
+        offsets = tuple(first + offset for offset in slots) or (0,)
+        return {
+            "phase": plan.phase,
+            "decode": _cpp(plan.phase == "decode"),
+            "size": plan.size,
+            # In a mixed plan the caller alone knows how many logits it asks for.
+            "rows": plan.size if plan.phase == "decode" else 1,
+            "launches": lines,
+            "slots": self.slots.setdefault(offsets, len(self.slots)),
+            "workspace_bytes": first + plan.workspace_bytes,
+        }
+
+    def _lines(
+        self,
+        name: str,
+        kernel: GpuKernel,
+        launch: Launch | None,
+        plan: Plan,
+        slots: dict[int, int],
+    ) -> Iterator[dict[str, Any]]:
+        operands = launch.operands if launch else ()
+        signature = launch.kernel.signature if launch else ()
+        if self.planned.setdefault(name, len(signature)) != len(signature):
+            raise ValueError(f"{name}: planned with different signatures")
+        layer = launch.layer if launch else None
+        where = "" if layer is None else f"layer {layer} "
+        for index, one in enumerate(kernel.passes):
+            places = parameter_places(one.parameters, operands, signature)
+            if self.places.setdefault(one.unit.name, places) != places:
+                raise ValueError(f"{one.unit.name}: launched for different signatures")
+            refs = self.refs.of(one, operands, layer, plan, slots)
+            yield {
+                "kernel": self.kernels[one.unit.name],
+                "planned": list(self.planned).index(name),
+                "index": index,
+                "layer": -1 if layer is None else layer,
+                "grid": one.grid(plan.sizes),
+                "refs": refs,
+                "note": f"{where}{one.unit.name}",
+            }
+
+
+def _kernel(unit: TritonUnit, image: KernelImage, places: tuple[int, ...]) -> dict[str, Any]:
+    types = tuple(a.type for a in unit.signature)
+    if image.arguments != types:
+        raise ValueError(f"{unit.name}: compiled with {image.arguments}, launched with {types}")
+    return {
+        "name": unit.name,
+        "symbol": image.symbol,
+        "threads": image.threads,
+        "shared_bytes": image.shared_bytes,
+        "pdl": _cpp(image.pdl),
+        "cooperative": _cpp(image.cooperative),
+        "registers": image.registers,
+        "parameters": [
+            f'{{"{a.name}", {place}}}' for a, place in zip(unit.signature, places, strict=True)
+        ],
+    }
+
+
+def _weight(weight: BoundWeight) -> dict[str, Any]:
+    return {
+        "name": weight.name,
+        "dtype": _ELEMENTS[weight.dtype],
+        "elements": weight.elements,
+        "layout": weight.layout,
+        "shape": "×".join(map(str, weight.shape)),
+    }
+
+
+def _cpp(value: bool) -> str:
+    return "true" if value else "false"

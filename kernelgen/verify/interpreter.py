@@ -1,0 +1,170 @@
+"""Owns Triton's interpreter as an oracle: runs generated kernels on the CPU, with bfloat16 that rounds as a GPU does.
+
+The interpreter of Triton 3.6 to 3.9 keeps bfloat16 as bits and does arithmetic on those bits, truncates where a GPU rounds,
+and cannot use a scalar as a loop bound with numpy 2.4. `install` repairs that; kernels themselves need no change.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernelgen.codegen.cuda.launches import Grid
+from kernelgen.codegen.cuda.unit import TritonUnit
+from kernelgen.core.errors import UsageError
+
+_SWITCH = "TRITON_INTERPRET"
+_STATE = {"installed": False}
+_FUNCTIONS: dict[tuple[str, str], Any] = {}
+
+
+def install() -> None:
+    """Switch the interpreter on for this process and repair it; `UsageError` if Triton is there but compiles already."""
+    if _STATE["installed"]:
+        return
+    os.environ[_SWITCH] = "1"
+    import triton.runtime.interpreter as interpreter
+    from triton import knobs
+
+    if not knobs.runtime.interpret:
+        raise UsageError(f"Triton was imported before {_SWITCH}=1 was set", where=_SWITCH)
+    _repair(interpreter)
+    _STATE["installed"] = True
+
+
+def interpret(unit: TritonUnit, grid: Grid, arguments: Sequence[Any]) -> None:
+    """Run one kernel on CPU tensors and numbers, in the order of the unit's signature."""
+    install()
+    given = {"PDL": False, "INTERPRET": True}
+    function = _function(unit)
+    constants = dict(unit.constants)
+    constants |= {k: v for k, v in given.items() if k in function.arg_names}
+    names = [a.name for a in unit.signature]
+    function[grid](**dict(zip(names, arguments, strict=True)), **constants)
+
+
+def _function(unit: TritonUnit) -> Any:
+    """The function of the unit's text; the interpreter reads its source from a file."""
+    key = (unit.function, unit.text)
+    if key not in _FUNCTIONS:
+        folder = Path(tempfile.mkdtemp(prefix="kernelgen-interpreter-"))
+        path = folder / f"{unit.function}.py"
+        path.write_text(unit.text)
+        spec = importlib.util.spec_from_file_location(f"{folder.name}.{unit.function}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _FUNCTIONS[key] = getattr(module, unit.function)
+    return _FUNCTIONS[key]
+
+
+def _repair(interpreter: Any) -> None:
+    import numpy as np
+    import triton.language as tl
+
+    builder = interpreter.InterpreterBuilder
+    plain = interpreter._convert_float
+
+    def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
+        if source.scalar == tl.bfloat16:
+            wide = _widened(data)
+            same = target.scalar == tl.float32
+            return wide.view(np.uint32) if same else convert(wide, tl.float32, target, rounding)
+        if target.scalar == tl.bfloat16:
+            wide = data.view(np.float32) if source.scalar == tl.float32 else data.astype(np.float32)
+            return _rounded(wide)
+        return plain(data, source, target, rounding)
+
+    interpreter._convert_float = convert
+    for name in ("binary_op", "unary_op", "ternary_op"):
+        setattr(builder, name, _through_float32(interpreter, getattr(builder, name)))
+    builder.create_dot = _dot(interpreter)
+    _repair_externs(interpreter)
+    _repair_index(interpreter)
+
+
+def _widened(bits: Any) -> Any:
+    """bfloat16 bits as float32."""
+    import numpy as np
+
+    return (np.ascontiguousarray(bits).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+
+
+def _rounded(values: Any) -> Any:
+    """float32 to bfloat16 bits, to nearest even; a NaN stays one."""
+    import numpy as np
+
+    word = np.ascontiguousarray(values).view(np.uint32)
+    nearest = ((word + 0x7FFF + (word >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(values), np.uint16(0x7FC0), nearest).astype(np.uint16)
+
+
+def _through_float32(interpreter: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """An elementwise operation that computes bfloat16 operands as float32 and rounds the result."""
+    import numpy as np
+    import triton.language as tl
+
+    as_bits = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift, np.where}
+
+    def narrow(handle: Any) -> bool:
+        return isinstance(handle, interpreter.TensorHandle) and handle.dtype.scalar == tl.bfloat16
+
+    def run(self: Any, *arguments: Any) -> Any:
+        *handles, op = arguments
+        if op in as_bits or not any(narrow(h) for h in handles):
+            return plain(self, *arguments)
+        out = np.asarray(op(*[_widened(h.data) if narrow(h) else h.data for h in handles]))
+        if out.dtype == np.bool_:
+            return interpreter.TensorHandle(out, tl.int1)
+        return interpreter.TensorHandle(_rounded(out.astype(np.float32)), tl.bfloat16)
+
+    return run
+
+
+def _dot(interpreter: Any) -> Callable[..., Any]:
+    """A product in float32, as tensor cores accumulate."""
+    import numpy as np
+    import triton.language as tl
+
+    def operand(handle: Any) -> Any:
+        if handle.dtype.scalar == tl.bfloat16:
+            return _widened(handle.data)
+        return handle.data.astype(np.float32)
+
+    def run(self: Any, a: Any, b: Any, sums: Any, precision: Any, imprecise: Any) -> Any:
+        product = np.matmul(operand(a), operand(b)).astype(sums.data.dtype)
+        return interpreter.TensorHandle(product + sums.data, sums.dtype.scalar)
+
+    return run
+
+
+def _repair_index(interpreter: Any) -> None:
+    """numpy 2.4 no longer takes an array of one element for a number."""
+    plain = interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        plain(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.reshape(-1)[0]))
+
+    interpreter._patch_lang_tensor = patch
+
+
+def _repair_externs(interpreter: Any) -> None:
+    """Functions of CUDA's library that the expression printer uses, by numpy."""
+    import numpy as np
+    import triton.language as tl
+    from triton.language.extra import libdevice
+
+    def spelled(meaning: Callable[[Any], Any]) -> Callable[..., Any]:
+        def call(x: Any, **unused: Any) -> Any:
+            with np.errstate(over="ignore"):
+                data = np.asarray(meaning(x.handle.data), np.float32)
+            return tl.core.tensor(interpreter.TensorHandle(data, tl.float32), x.type)
+
+        return call
+
+    libdevice.exp, libdevice.tanh = spelled(np.exp), spelled(np.tanh)

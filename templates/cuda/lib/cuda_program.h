@@ -1,0 +1,178 @@
+// The step program of a GPU: walks the tables that the generator printed. Exports bind, load, step and kernel.
+//
+// A step launches everything in order on the caller's stream and returns: it reads nothing back, neither allocates
+// nor waits, and may be captured into a graph once its kernels are loaded. Counts and ids lie on the GPU, so that
+// kernels, not this program, keep them within bounds.
+#pragma once
+#include "launch.h"
+
+namespace kg {
+namespace cuda {
+
+inline int bind(const Model& model, const char* name, size_t length, const TVMFFIAny& arg) {
+  const auto is = [&](const char* other) { return strlen(other) == length && memcmp(name, other, length) == 0; };
+  for (int i = 0; i < (int)BOUND_COUNT; ++i)
+    if (is(model.buffers[i].name)) return bind_buffer(model.buffers[i], (Bound)i, arg);
+  for (int i = 0; i < model.weight_count; ++i)
+    if (is(model.weights[i].name)) return bind_weight(model.weights[i], i, arg);
+  return ffi::raise("ValueError", "%.*s: no buffer of this name", (int)(length < 200 ? length : 200), name);
+}
+
+inline int find_plan(const Model& model, const TVMFFIAny& arg, const Plan*& plan) {
+  if (arg.type_index != kTVMFFIInt) return ffi::raise("TypeError", "plan: an integer is expected");
+  if (arg.v_int64 < 0 || arg.v_int64 >= model.plan_count)
+    return ffi::raise("ValueError", "plan %lld of %d", (long long)arg.v_int64, model.plan_count);
+  plan = &model.plans[arg.v_int64];
+  return 0;
+}
+
+// Everything bound, and large enough for the plan.
+inline int check_bound(const Model& model, const Plan& plan) {
+  const Buffers& b = buffers();
+  const int64_t least[BOUND_COUNT] = {plan.rows, plan.rows, 1, (int64_t)plan.workspace_bytes, 1, model.counters};
+  for (int i = 0; i < (int)BOUND_COUNT; ++i) {
+    if (!b.bound[i] && least[i] > 0) return ffi::raise("RuntimeError", "%s: not bound", model.buffers[i].name);
+    if (b.units[i] < least[i])
+      return ffi::raise("ValueError", "%s: holds %lld, the %s plan of size %d needs %lld", model.buffers[i].name,
+                        (long long)b.units[i], plan.decode ? "decode" : "mixed", plan.size, (long long)least[i]);
+  }
+  for (int i = 0; i < model.weight_count; ++i)
+    if (!b.weights[i]) return ffi::raise("RuntimeError", "%s: not bound", model.weights[i].name);
+  return 0;
+}
+
+inline int check_args(const Model& model, const TVMFFIAny& arg, const int32_t*& words) {
+  const DLTensor* t = typed_tensor(arg, "args", Element::i32, 64);
+  if (!t) return -1;
+  if (ffi::elements(t) != model.args_words)
+    return ffi::raise("ValueError", "args: %lld words, %lld are expected", (long long)ffi::elements(t), (long long)model.args_words);
+  gpu().index = t->device.device_id;
+  words = static_cast<const int32_t*>(ffi::data(t));
+  return 0;
+}
+
+// Loads every kernel of a plan without launching one: before a capture, during which nothing may be loaded.
+inline int load_plan(const Model& model, const Plan& plan) {
+  Current context;
+  if (open_gpu(model.code) || context.enter()) return -1;
+  for (int i = 0; i < plan.launch_count; ++i) {
+    Handle function;
+    if (function_of(model.code, plan.launches[i].kernel, function)) return -1;
+  }
+  return 0;
+}
+
+inline int run_step(const Model& model, const Plan& plan, const TVMFFIAny& arg) {
+  const int32_t* words = nullptr;
+  Current context;
+  if (check_args(model, arg, words) || check_bound(model, plan) || open_gpu(model.code) || context.enter()) return -1;
+  const Handle stream = TVMFFIEnvGetStream(kDLCUDA, gpu().index);
+  for (int i = 0; i < plan.launch_count; ++i) {
+    const Launch& launch = plan.launches[i];
+    Values values = values_of(model, plan, launch, words);
+    // The first one waits for whatever the stream held before: copies and kernels that know nothing of this.
+    if (run_launch(model, launch, values, stream, i > 0)) return -1;
+  }
+  return 0;
+}
+
+// Whether what a reference leads to has been bound.
+inline int check_ref(const Model& model, const Plan& plan, Ref ref) {
+  const Buffers& b = buffers();
+  const char* missing = nullptr;
+  if (ref.kind == Kind::weight && !b.weights[ref.number]) missing = model.weights[ref.number].name;
+  if (ref.kind == Kind::bound && !b.bound[ref.number]) missing = model.buffers[ref.number].name;
+  const bool inside = ref.kind == Kind::slot || ref.kind == Kind::step;
+  if (inside && (uint64_t)b.units[WORKSPACE] < plan.workspace_bytes) missing = model.buffers[WORKSPACE].name;
+  return missing ? ffi::raise("RuntimeError", "%s: not bound, or too small for the plan", missing) : 0;
+}
+
+// Puts the tensors that stand for operands in the place of the plan's own; None leaves an operand as it is.
+inline int replace_operands(const Model& model, const Plan& plan, const Launch& launch, const TVMFFIAny* operands, Values& values) {
+  const Kernel& kernel = model.kernels[launch.kernel];
+  for (int i = 0; i < kernel.parameter_count; ++i) {
+    const int place = kernel.parameters[i].operand;
+    if (place < 0 || operands[place].type_index == kTVMFFINone) {
+      if (check_ref(model, plan, model.refs[launch.refs + i])) return -1;
+      continue;
+    }
+    char what[96];
+    snprintf(what, sizeof what, "%s: operand %d", model.planned[launch.planned].name, place);
+    const DLTensor* t = gpu_tensor(operands[place], what, 16);
+    if (!t) return -1;
+    values.word[i] = (uint64_t)ffi::data(t);
+  }
+  return 0;
+}
+
+// Runs one planned kernel alone: all of its launches, as the plan has them where it uses the kernel first.
+inline int run_kernel(const Model& model, const char* name, size_t length, const Plan& plan, const TVMFFIAny& arg,
+                      const TVMFFIAny* operands, int count) {
+  const int32_t* words = nullptr;
+  Current context;
+  int i = 0;
+  const auto planned = [&]() -> const Planned& { return model.planned[plan.launches[i].planned]; };
+  while (i < plan.launch_count && !(strlen(planned().name) == length && memcmp(planned().name, name, length) == 0)) ++i;
+  if (i == plan.launch_count)
+    return ffi::raise("ValueError", "%.*s: the plan has no kernel of this name", (int)(length < 200 ? length : 200), name);
+  if (count != planned().operands)
+    return ffi::raise("TypeError", "%s: %d operands are expected, got %d", planned().name, planned().operands, count);
+  if (check_args(model, arg, words) || open_gpu(model.code) || context.enter()) return -1;
+  const Handle stream = TVMFFIEnvGetStream(kDLCUDA, gpu().index);
+  const int first = i;
+  do {
+    const Launch& launch = plan.launches[i];
+    Values values = values_of(model, plan, launch, words);
+    if (replace_operands(model, plan, launch, operands, values)) return -1;
+    if (run_launch(model, launch, values, stream, i > first)) return -1;
+  } while (++i < plan.launch_count && plan.launches[i].pass > 0);
+  return 0;
+}
+
+inline int isa(const Model& model, TVMFFIAny* ret) {
+  char text[16];
+  snprintf(text, sizeof text, "sm_%d", model.code.sm);
+  return ffi::result(ret, text);
+}
+
+}  // namespace cuda
+}  // namespace kg
+
+// The library's functions; `model` is the generated table.
+#define KG_EXPORT_PROGRAM(model)                                                                   \
+  KG_EXPORT(kg_abi) { return kg::ffi::result(ret, (int64_t)1); }                                   \
+  KG_EXPORT(kg_isa) { return kg::cuda::isa(model, ret); }                                          \
+  KG_EXPORT(kg_devices) {                                                                          \
+    char text[8192];                                                                               \
+    if (kg::cuda::devices(text, sizeof text)) return -1;                                           \
+    return kg::ffi::result(ret, (const char*)text);                                                \
+  }                                                                                                \
+  KG_EXPORT(bind) {                                                                                \
+    KG_ARGUMENTS(2);                                                                               \
+    const kg::ffi::Text name = kg::ffi::text(args[0]);                                             \
+    if (!name.data) return kg::ffi::raise("TypeError", "bind: a name and a tensor are expected");  \
+    if (kg::cuda::bind(model, name.data, name.size, args[1])) return -1;                           \
+    return kg::ffi::result(ret);                                                                   \
+  }                                                                                                \
+  KG_EXPORT(load) {                                                                                \
+    KG_ARGUMENTS(1);                                                                               \
+    const kg::cuda::Plan* plan;                                                                    \
+    if (kg::cuda::find_plan(model, args[0], plan) || kg::cuda::load_plan(model, *plan)) return -1; \
+    return kg::ffi::result(ret);                                                                   \
+  }                                                                                                \
+  KG_EXPORT(step) {                                                                                \
+    KG_ARGUMENTS(2);                                                                               \
+    const kg::cuda::Plan* plan;                                                                    \
+    if (kg::cuda::find_plan(model, args[0], plan)) return -1;                                      \
+    if (kg::cuda::run_step(model, *plan, args[1])) return -1;                                      \
+    return kg::ffi::result(ret);                                                                   \
+  }                                                                                                \
+  KG_EXPORT(kernel) {                                                                              \
+    if (nargs < 3) return kg::ffi::raise("TypeError", "kernel: name, plan, args and operands");    \
+    const kg::ffi::Text name = kg::ffi::text(args[0]);                                             \
+    const kg::cuda::Plan* plan;                                                                    \
+    if (!name.data) return kg::ffi::raise("TypeError", "kernel: a name is expected first");        \
+    if (kg::cuda::find_plan(model, args[1], plan)) return -1;                                      \
+    if (kg::cuda::run_kernel(model, name.data, name.size, *plan, args[2], args + 3, nargs - 3)) return -1; \
+    return kg::ffi::result(ret);                                                                   \
+  }
