@@ -140,6 +140,7 @@ def _build_files(
         CheckpointTensor,
         Identity,
         Library,
+        cpu_target,
         kernel_list,
         manifest,
     )
@@ -161,8 +162,12 @@ def _build_files(
     made = manifest(
         identity,
         model.spec,
-        program,
-        [Library(lib.isa, f"lib/cpu_{lib.isa}.so", lib.isa in here) for lib in libraries],
+        [
+            cpu_target(
+                program,
+                [Library(lib.isa, f"lib/cpu_{lib.isa}.so", lib.isa in here) for lib in libraries],
+            )
+        ],
         tensors,
         model.architecture.ignored(model.spec),
     )

@@ -31,8 +31,8 @@ def verify_model(
     """Builds the model and checks every kernel, then the model against recorded cases.
 
     `reference`: the recorded cases, else `cases.npz` in the checkpoint's folder, else what the
-    references of the ops give in float64. `isas`: libraries whose kernels are checked, all that
-    this machine runs by default; the model itself runs on the best one. Raises what `build_model`
+    references of the ops give in float64. `isas`: libraries whose kernels are checked (see
+    `check_kernels`); the model itself runs on the best one. Raises what `build_model`
     raises, and `UsageError` for files that do not hold what they must.
     """
     from kernelgen.verify.built import read_build
@@ -68,8 +68,8 @@ def _recorded(source: ModelSource, reference: Path | None) -> tuple[Case, ...] |
 
     if reference is not None:
         if source.folder is None:
-            raise UsageError("recorded cases need weights", where=source.given,
-                             allowed="a checkpoint folder")  # fmt: skip
+            folder = "a checkpoint folder"
+            raise UsageError("recorded cases need weights", where=source.given, allowed=folder)
         return read_cases(reference)
     beside = source.folder / _RECORDED if source.folder else None
     return read_cases(beside) if beside is not None and beside.is_file() else None

@@ -1,4 +1,4 @@
-"""Owns `manifest.json` and `kernels.json`: what a build tells its runtime and its checkers (docs/abi.md)."""
+"""Owns `manifest.json` and `kernels.json`: what a build tells its runtime and its checkers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.codegen.cpp.program import CppProgram
+from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.core.digest import digest_json
 from kernelgen.ir.codec import block_to_json
 from kernelgen.ir.op import Trait
 from kernelgen.ir.subgraph import sub_block
-from kernelgen.planner.caches import PAGE_TOKENS
-from kernelgen.planner.plan import Kernel
+from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
+from kernelgen.planner.plan import Kernel, Plan
 from kernelgen.spec.model import ModelSpec
 
-SCHEMA = 1
+SCHEMA = 2
 ABI = 1
 _STORED = ["BF16", "F16", "F32"]
 
@@ -43,22 +44,56 @@ class Identity:
 
 @dataclass(frozen=True)
 class Library:
-    """One compiled library: where it lies in the build, and whether its instruction set was at hand to be run."""
+    """One compiled library: where it lies in the build, and whether what it needs was here to run it."""
 
     isa: str
     path: str
     measured: bool
 
 
+@dataclass(frozen=True)
+class TargetBuild:
+    """What was built for one target: its libraries, and all that a runtime has to bind for them.
+
+    `workspace_bytes`: of each plan, everything that its kernels address in the workspace.
+    `device_names`: how the driver spells the device that the plans were made for. `counters`:
+    int32 words that are zero before each step. `sources`: generated text, path → text.
+    """
+
+    target: str
+    libraries: Sequence[Library]
+    weights: Sequence[BoundWeight]
+    cache: CacheSchema
+    args: ArgsLayout
+    plans: Sequence[Plan]
+    workspace_bytes: Sequence[int]
+    sources: Mapping[str, str]
+    device_names: Sequence[str] = ()
+    counters: int = 0
+
+
+def cpu_target(program: CppProgram, libraries: Sequence[Library]) -> TargetBuild:
+    """The CPU program as a target of the manifest."""
+    return TargetBuild(
+        target="cpu",
+        libraries=libraries,
+        weights=program.weights,
+        cache=program.cache,
+        args=program.args,
+        plans=program.plans,
+        workspace_bytes=[p.workspace_bytes for p in program.plans],
+        sources=program.units,
+    )
+
+
 def manifest(
     identity: Identity,
     spec: ModelSpec,
-    program: CppProgram,
-    libraries: Sequence[Library],
+    targets: Sequence[TargetBuild],
     tensors: Sequence[CheckpointTensor],
     ignored: Sequence[str],
 ) -> dict[str, Any]:
-    """The manifest as JSON data; equal inputs give equal data."""
+    """The manifest as JSON data, targets in the order given; equal inputs give equal data."""
     of_parameter = {t.parameter: t for t in tensors}
     return {
         "schema": SCHEMA,
@@ -69,31 +104,12 @@ def manifest(
         "architecture": spec.architecture,
         "activation_dtype": identity.activation_dtype,
         "model": _semantics(spec),
-        "targets": [
-            {
-                "target": "cpu",
-                "libraries": [
-                    {"isa": lib.isa, "path": lib.path, "measured": lib.measured} for lib in libraries
-                ],
-            }
-        ],
+        "targets": [_target(target, of_parameter) for target in targets],
         "tensors": [{"name": t.name, "shape": list(t.shape), "dtypes": _STORED} for t in tensors],
         "ignored": list(ignored),
-        "weights": [_weight(w, of_parameter) for w in program.weights],
-        "cache": _cache(program),
-        "args": _args(program),
-        "plans": [
-            {"id": i, "phase": p.phase, "size": p.size, "workspace_bytes": p.workspace_bytes}
-            for i, p in enumerate(program.plans)
-        ],
         "chat": {"eos_token_ids": list(spec.eos_ids), "bos_token_id": spec.bos_id},
-        "hashes": {
-            "spec": digest_json(repr(spec)),
-            "plans": digest_json([p.to_json() for p in program.plans]),
-            "sources": {path: digest_json(text) for path, text in sorted(program.units.items())},
-        },
+        "hashes": {"spec": digest_json(repr(spec))},
         "toolchain": dict(identity.toolchain),
-        "coverage": {f"{p.phase} {p.size}": p.coverage() for p in program.plans},
     }
 
 
@@ -183,10 +199,41 @@ def _weight(weight: BoundWeight, tensors: Mapping[str, CheckpointTensor]) -> dic
     return {**common, "source": "checkpoint", "layout": weight.layout, "interleave": 0, "parts": [part]}
 
 
-def _cache(program: CppProgram) -> dict[str, Any]:
+def _target(build: TargetBuild, tensors: Mapping[str, CheckpointTensor]) -> dict[str, Any]:
+    return {
+        "target": build.target,
+        "device_names": list(build.device_names),
+        "libraries": [
+            {"isa": lib.isa, "path": lib.path, "measured": lib.measured} for lib in build.libraries
+        ],
+        "weights": [_weight(w, tensors) for w in build.weights],
+        "cache": _cache(build.cache),
+        "args": _args(build.args),
+        "plans": [
+            {
+                "id": i,
+                "phase": plan.phase,
+                "size": plan.size,
+                "logit_rows": plan.sizes.capacity.rows,
+                "workspace_bytes": workspace,
+            }
+            for i, (plan, workspace) in enumerate(
+                zip(build.plans, build.workspace_bytes, strict=True)
+            )
+        ],
+        "counters": build.counters,
+        "hashes": {
+            "plans": digest_json([p.to_json() for p in build.plans]),
+            "sources": {path: digest_json(text) for path, text in sorted(build.sources.items())},
+        },
+        "coverage": {f"{p.phase} {p.size}": p.coverage() for p in build.plans},
+    }
+
+
+def _cache(cache: CacheSchema) -> dict[str, Any]:
     return {
         "page_tokens": PAGE_TOKENS,
-        "page_bytes": program.cache.page_bytes,
+        "page_bytes": cache.page_bytes,
         "groups": [
             {
                 "name": g.name,
@@ -194,13 +241,12 @@ def _cache(program: CppProgram) -> dict[str, Any]:
                 "window": g.window,
                 "layers": list(g.layers),
             }
-            for g in program.cache.groups
+            for g in cache.groups
         ],
     }
 
 
-def _args(program: CppProgram) -> dict[str, Any]:
-    args = program.args
+def _args(args: ArgsLayout) -> dict[str, Any]:
     return {
         "words": args.words,
         "max_tokens": args.max_tokens,

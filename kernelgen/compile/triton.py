@@ -13,11 +13,11 @@ from kernelgen.compile.cpp import BuildStep, CompileFailed
 from kernelgen.compile.jobs import default_jobs
 from kernelgen.compile.store import Entry, Store
 from kernelgen.compile.triton_limits import IllegalKernel, KernelFault, problems
+from kernelgen.compile.triton_pieces import Piece, pieces_of
 from kernelgen.compile.triton_toolchain import find_triton, worker_environment
 from kernelgen.compile.triton_worker import MODULES, Answer, Order
 from kernelgen.compile.workers import Task, TaskResult, Workshop, run_tasks
 from kernelgen.core.decode import from_json
-from kernelgen.core.digest import digest_json
 from kernelgen.core.errors import Interrupted, KernelgenError
 from kernelgen.core.files import disk_full, write_tree
 from kernelgen.core.jsonio import dumps, dumps_readable, load_file, loads
@@ -25,7 +25,6 @@ from kernelgen.core.jsonio import dumps, dumps_readable, load_file, loads
 __all__ = ("CompiledKernel", "IllegalKernel", "KernelFault", "TritonUnit", "compile_triton")
 
 TIME_LIMIT_S = 300.0  # a kernel takes seconds: beyond this Triton or ptxas hangs
-_RECIPE = 1  # to be raised when equal units are compiled in another way
 _CUBIN, _PTX, _FACTS = "kernel.cubin", "kernel.ptx", "kernel.json"
 
 
@@ -64,19 +63,6 @@ def compile_triton(
     )
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """A unit for one SM, and the digest it is known by."""
-
-    unit: TritonUnit
-    sm: int
-    key: str
-
-    @property
-    def label(self) -> str:
-        return f"{self.unit.name} sm_{self.sm}"
-
-
 class _TritonBuild:
     """State of one `compile_triton`."""
 
@@ -88,25 +74,16 @@ class _TritonBuild:
         store: Store,
         progress: Callable[[BuildStep], None] | None,
     ) -> None:
-        tools = find_triton()
         self.modules = modules
         self.store = store
         self.progress = progress
-        shared = digest_json([_RECIPE, dict(sorted(modules.items())), tools.identity])
-        self.pieces = [
-            _Piece(unit, sm, _key(unit, sm, shared))
-            for sm in sms
-            for unit in units
-            if not unit.sms or sm in unit.sms
-        ]
-        if len({piece.label for piece in self.pieces}) != len(self.pieces):
-            raise ValueError("two units of one SM have the same name")
+        self.pieces = pieces_of(units, sms, modules, find_triton())
         self.done = 0
         self.entries: dict[str, Entry] = {}
         self.fresh: set[str] = set()
 
     def run(self, workers: int, time_limit_s: float) -> tuple[CompiledKernel, ...]:
-        todo: dict[str, _Piece] = {}
+        todo: dict[str, Piece] = {}
         for piece in self.pieces:
             if piece.key in self.entries or piece.key in todo:
                 self._step(piece.label, True, 0.0)
@@ -126,7 +103,7 @@ class _TritonBuild:
         self._refuse_illegal(made)
         return made
 
-    def _compile(self, todo: Mapping[str, _Piece], workers: int, time_limit_s: float) -> None:
+    def _compile(self, todo: Mapping[str, Piece], workers: int, time_limit_s: float) -> None:
         if not todo:
             return
         with self.store.stage() as stage:
@@ -144,9 +121,11 @@ class _TritonBuild:
                 lambda result: self._finished(pieces[result.task], result, stage),
             )
 
-    def _finished(self, piece: _Piece, result: TaskResult, stage: Path) -> None:
+    def _finished(self, piece: Piece, result: TaskResult, stage: Path) -> None:
         if not result.reply:
-            raise self._failed(piece, f"the compiler {result.ended}", result.output)
+            said = [line for line in result.output.splitlines() if "error" in line.lower()]
+            why = "\n".join([f"the compiler {result.ended}", *said[:4]])
+            raise self._failed(piece, why, result.output)
         answer = from_json(
             Answer, loads(result.reply, source=piece.label), source=f"the worker of {piece.label}"
         )
@@ -163,7 +142,7 @@ class _TritonBuild:
         self.fresh.add(piece.key)
         self._step(piece.label, False, result.seconds)
 
-    def _kernel(self, piece: _Piece) -> CompiledKernel:
+    def _kernel(self, piece: Piece) -> CompiledKernel:
         entry = self.entries[piece.key]
         facts = entry.path(_FACTS)
         image = from_json(KernelImage, load_file(facts), source=str(facts))
@@ -185,7 +164,7 @@ class _TritonBuild:
         if faults:
             raise IllegalKernel.found(faults)
 
-    def _failed(self, piece: _Piece, why: str, output: str) -> KernelgenError:
+    def _failed(self, piece: Piece, why: str, output: str) -> KernelgenError:
         if "No space left on device" in output:
             return disk_full(self.store.root)
         kept = self.store.keep_failed(
@@ -204,13 +183,6 @@ class _TritonBuild:
         self.done += 1
         if self.progress:
             self.progress(BuildStep(self.done, len(self.pieces), label, cached, seconds))
-
-
-def _key(unit: TritonUnit, sm: int, shared: str) -> str:
-    """Digest of what decides the code of a unit on `sm`: not its name, nor the planner's words."""
-    parts = [unit.text, unit.function, unit.signature, unit.constants, unit.options]
-    numbers = [unit.num_warps, unit.num_stages, unit.pdl_on(sm), sm]
-    return digest_json(["triton", shared, parts, numbers])
 
 
 def _worker_command(group: str, reply_to: int) -> list[str]:

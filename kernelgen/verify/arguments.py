@@ -1,4 +1,4 @@
-"""Owns a scenario in numbers: block tables, the int32 arguments, and the view that references take."""
+"""Owns a scenario in numbers: block tables, int32 arguments, the view that references take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owns how far a float32 computation of an op may lie from its exact result: running error analysis.
+"""Owns how far a float32 computation of an op may lie from its exact result: error analysis.
 
 Every value of a sub-graph is evaluated in float64 together with a bound on the distance at which a
 correct kernel may end up. The rules, fixed here and nowhere else:
@@ -6,7 +6,7 @@ correct kernel may end up. The rules, fixed here and nowhere else:
 * One float32 operation adds u = 2⁻²⁴ of its result; library functions (exp, tanh …) add 8 u.
 * A sum of n products adds u·(8 + 2·√n)·Σ|products|. Rounding errors of a sum walk at random: their
   spread is below u·√(n/3)·Σ|products| even where all products have one sign, so this is more than
-  three deviations there and more than eight for mixed signs, at any n and in any order of summation.
+  three deviations there and more than eight for mixed signs, at any n, in any order of summation.
 * What an operand may be off goes through the op: |w| for a product, both ends of the interval for a
   scalar function.
 * A result stored as bfloat16 is rounded at the op's end, fused or not. Rounding is monotone, so the
@@ -19,12 +19,9 @@ A wrong kernel is far outside: one missing column of K = 1536 is off by a hundre
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import sqrt
 from typing import Any
 
 from kernelgen.core.dtypes import BFLOAT16
-from kernelgen.ir.expr import FUNCTIONS, Expr
 from kernelgen.ir.graph import Block
 from kernelgen.ir.op import Op, Trait
 from kernelgen.ops import (
@@ -39,24 +36,16 @@ from kernelgen.ops import (
     View,
 )
 from kernelgen.ops.step import DenseCache, StepView
-
-U = 2.0**-24
-LIBRARY = 8 * U
-TINY = 1e-36
-"""what flushing denormals may cost"""
-
-
-@dataclass
-class Bounded:
-    """A value and, element for element, how far off a kernel may be; for a cache two `DenseCache`."""
-
-    value: Any
-    error: Any
-
-
-def summed(count: int) -> float:
-    """Relative to Σ|terms|, what a float32 sum of `count` products may be off."""
-    return U * (8 + 2 * sqrt(count))
+from kernelgen.verify.bounded import (
+    LIBRARY,
+    TINY,
+    Bounded,
+    U,
+    bounded_expression,
+    exact,
+    rounded,
+    summed,
+)
 
 
 def evaluate_bounded(
@@ -79,30 +68,8 @@ def evaluate_bounded(
                 found[name] = Bounded(value, error)
             else:
                 narrow = block.value[name].type.dtype == BFLOAT16
-                found[name] = _rounded(value, error) if narrow else Bounded(value, error)
+                found[name] = rounded(value, error) if narrow else Bounded(value, error)
     return found
-
-
-def exact(value: Any) -> Bounded:
-    """A value that nothing is wrong with."""
-    import torch
-
-    if isinstance(value, DenseCache):
-        zeros = [[torch.zeros_like(x) for x in side] for side in (value.keys, value.values)]
-        return Bounded(value, DenseCache(*zeros))
-    return Bounded(value, torch.zeros_like(value))
-
-
-def _rounded(value: Any, error: Any) -> Bounded:
-    import torch
-
-    def narrow(x: Any) -> Any:
-        # Twice rounded (float32 first) is what a kernel does too; both steps are monotone.
-        return x.float().to(torch.bfloat16).double()
-
-    middle = narrow(value)
-    wide = torch.maximum(narrow(value + error) - middle, middle - narrow(value - error))
-    return Bounded(middle, wide)
 
 
 Rule = Callable[[Any, Sequence[Bounded], Sequence[Any], StepView], Sequence[Any]]
@@ -129,11 +96,11 @@ def _linear(op: Op, inputs: Sequence[Bounded], values: Sequence[Any], view: Step
 def _pointwise(
     op: Pointwise, inputs: Sequence[Bounded], values: Sequence[Any], view: StepView
 ) -> Any:
-    return [_expression(op.expr, inputs).error.expand(values[0].shape)]
+    return [bounded_expression(op.expr, inputs).error.expand(values[0].shape)]
 
 
 def _reduce(op: RowReduce, inputs: Sequence[Bounded], values: Sequence[Any], view: StepView) -> Any:
-    element = _expression(op.expr, inputs)
+    element = bounded_expression(op.expr, inputs)
     shape = inputs[0].value.shape
     size, error = element.value.abs().expand(shape), element.error.expand(shape)
     if op.how == "max":
@@ -181,11 +148,11 @@ def _attention_row(
     span = slice(first, int(positions.max()) + 1)
     q, q_error = inputs[0].value[mine], inputs[0].error[mine]
     group = q.shape[1] // inputs[1].value.keys[row].shape[1]
+    value, error = inputs[1].value, inputs[1].error
     k, v, k_error, v_error = (
         side[row][span].repeat_interleave(group, dim=1)
-        for side in (inputs[1].value.keys, inputs[1].value.values,
-                     inputs[1].error.keys, inputs[1].error.values)
-    )  # fmt: skip
+        for side in (value.keys, value.values, error.keys, error.values)
+    )
     at = torch.arange(span.start, span.stop)
     hidden = at[None, :] > positions[:, None]
     if op.window:
@@ -225,9 +192,9 @@ def _unknown(op: Op, inputs: Sequence[Bounded], values: Sequence[Any], view: Ste
         floating = isinstance(i.value, torch.Tensor) and i.value.is_floating_point()
         return i.value.float() if floating else i.value
 
-    ends = [run(lambda i, s=sign: _shifted(i, s)) for sign in (-1, 1)]
+    lower, upper = run(lambda i: _shifted(i, -1)), run(lambda i: _shifted(i, 1))
     found = []
-    for value, low, high, near in zip(values, *ends, run(single), strict=True):
+    for value, low, high, near in zip(values, lower, upper, run(single), strict=True):
         moved = torch.maximum((high - value).abs(), (low - value).abs())
         own = (near.double() - value).abs().amax() + LIBRARY * value.abs()
         found.append(2 * moved + 16 * own + TINY)
@@ -256,41 +223,3 @@ _RULES: Mapping[type[Op], Rule] = {
 
 def _rule(op: Op) -> Rule:
     return _RULES.get(type(op), _unknown)
-
-
-def _expression(expr: Expr, inputs: Sequence[Bounded]) -> Bounded:
-    """The expression's value and error, from the leaves up."""
-    import torch
-
-    if expr.fn == "arg":
-        return inputs[expr.index]
-    if expr.fn == "const":
-        value = torch.tensor(expr.value, dtype=torch.float64)
-        return Bounded(value, U * value.abs())
-    args = [_expression(a, inputs) for a in expr.args]
-    value = FUNCTIONS[expr.fn].meaning(*(a.value for a in args))
-    return Bounded(value, _moved_by(expr.fn, args, value) + TINY)
-
-
-def _moved_by(fn: str, args: Sequence[Bounded], value: Any) -> Any:
-    """What errors of the arguments, and of the function itself, make of the result."""
-    import torch
-
-    first = args[0]
-    if fn in ("add", "sub"):
-        return first.error + args[1].error + U * value.abs()
-    if fn == "mul":
-        other = args[1]
-        left, right = first.value.abs() * other.error, other.value.abs() * first.error
-        return left + right + first.error * other.error + U * value.abs()
-    if fn == "div":
-        other = args[1]
-        least = (other.value.abs() - other.error).clamp(min=0)
-        return (first.error + value.abs() * other.error) / least + 2 * U * value.abs()
-    if fn in ("max", "min"):
-        return torch.maximum(first.error, args[1].error)
-    if fn == "neg":
-        return first.error
-    ends = [FUNCTIONS[fn].meaning(first.value + s * first.error) - value for s in (-1, 1)]
-    moved = torch.maximum(ends[0].abs(), ends[1].abs()).nan_to_num(nan=float("inf"))
-    return 1.01 * moved + LIBRARY * value.abs()

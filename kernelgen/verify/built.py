@@ -20,7 +20,7 @@ _BUILD_AGAIN = "build the model again"
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a kernel; `shape` holds numbers and the letters T (token rows), B (logit rows)."""
+    """One operand of a kernel; `shape` holds numbers, T (token rows) and B (logit rows)."""
 
     role: str
     """`input`, `weight`, `output`, `cache`, `step` or `scratch`"""
@@ -130,7 +130,7 @@ class Built:
         return max(int(p["size"]) for p in self.manifest["plans"] if p["phase"] == phase)
 
     def workspace_bytes(self, phase: str, tokens: int) -> int:
-        """What the smallest plan that takes the step has for all its buffers: room for any scratch."""
+        """What the smallest plan that takes the step has for all buffers: enough for scratch."""
         plans = [p for p in self.manifest["plans"] if p["phase"] == phase]
         fit = [p for p in plans if p["size"] >= tokens]
         return int(min(fit, key=lambda p: int(p["size"]))["workspace_bytes"])
@@ -155,6 +155,9 @@ def read_build(folder: Path) -> Built:
         raise UsageError("not a build", where=str(folder), hint=_BUILD_AGAIN)
     layers = _layers(folder)
     try:
+        # Checked here is the CPU's program: its sections stand beside those of the model.
+        targets: Any = manifest["targets"]
+        manifest |= next(t for t in targets if t["target"] == "cpu")
         found = tuple(_kernel(data, layers) for data in kernels)
     except (KeyError, TypeError, AttributeError) as error:
         where = str(folder / "kernels.json")

@@ -1,4 +1,4 @@
-"""Owns the cache that a kernel is tried on: dense keys and values, and the same in a pool of pages."""
+"""Owns the cache that a kernel is tried on: dense keys and values, the same in a pool of pages."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def filled_pool(
             continue
         span = range(int(known[0]), int(known[-1]) + 1)
         pages, at = place.where(table, row, span)
-        place.part.write(pool, pages, at, keys[span.start : span.stop],
-                         values[span.start : span.stop])  # fmt: skip
+        cut = slice(span.start, span.stop)
+        place.part.write(pool, pages, at, keys[cut], values[cut])

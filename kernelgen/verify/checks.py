@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,9 @@ class Report:
         """One line for people, notes after it."""
         missed = sum(not check.passed for check in self.checks)
         cases = sum(check.cases for check in self.checks)
-        head = f"{len(self.checks)} checks over {cases} cases of {self.model} ({self.dtype}): "
-        return "\n".join([head + (f"{missed} missed" if missed else "all within bounds"),
-                          *self.notes])  # fmt: skip
+        verdict = f"{missed} missed" if missed else "all within bounds"
+        head = f"{len(self.checks)} checks over {cases} cases of {self.model} ({self.dtype})"
+        return "\n".join([f"{head}: {verdict}", *self.notes])
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ Callback = Callable[[Progress], None]
 
 
 def faults(subject: str, what: str, cases: int, count: int, detail: str = "") -> Check:
-    """A check that counts faults: none are allowed. `detail` says what they are, if there are any."""
+    """A check that counts faults: none are allowed. `detail` says what they are."""
     return Check(subject, what, cases, float(count), 0.0, count == 0, detail if count else "")
 
 
@@ -86,6 +86,4 @@ def worst(checks: Sequence[Check]) -> Check:
         return not check.passed, check.error / check.bound if check.bound else check.error
 
     found = max(checks, key=badness)
-    cases = sum(check.cases for check in checks)
-    return Check(found.subject, found.what, cases, found.error, found.bound, found.passed,
-                 found.detail)  # fmt: skip
+    return replace(found, cases=sum(check.cases for check in checks))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernelgen.ops.step import StepView
-from kernelgen.verify.bounds import Bounded
+from kernelgen.verify.bounded import Bounded
 from kernelgen.verify.checks import Check, faults
 from kernelgen.verify.sampling import acceptable
 from kernelgen.verify.scenario import Scenario

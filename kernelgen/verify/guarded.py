@@ -64,5 +64,5 @@ def poison(tensor: Tensor) -> None:
 
 
 def _protect(page: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-    """Makes one page unreadable; a system that refuses leaves it readable, which hides nothing else."""
+    """Makes one page unreadable. A system that refuses leaves it as it is: nothing else is lost."""
     ctypes.CDLL(None).mprotect(ctypes.c_void_p(page.ctypes.data), ctypes.c_size_t(_PAGE), 0)

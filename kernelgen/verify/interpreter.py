@@ -23,14 +23,14 @@ _FUNCTIONS: dict[tuple[str, str], Any] = {}
 
 
 def install() -> None:
-    """Switch the interpreter on for this process and repair it; `UsageError` if Triton is there but compiles already."""
+    """Switch the interpreter on for this process and repair it; `UsageError` where Triton was imported without it."""
     if _STATE["installed"]:
         return
     os.environ[_SWITCH] = "1"
+    import triton.language as tl
     import triton.runtime.interpreter as interpreter
-    from triton import knobs
 
-    if not knobs.runtime.interpret:
+    if not isinstance(tl.zeros, interpreter.InterpretedFunction):
         raise UsageError(f"Triton was imported before {_SWITCH}=1 was set", where=_SWITCH)
     _repair(interpreter)
     _STATE["installed"] = True

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from kernelgen.core.errors import CheckFailed
 from kernelgen.ir.op import Trait
-from kernelgen.verify.bounds import Bounded
+from kernelgen.verify.bounded import Bounded
 from kernelgen.verify.built import Built, BuiltKernel
 from kernelgen.verify.checks import Check, faults, worst
 from kernelgen.verify.compare import compare, compare_choices, different
 from kernelgen.verify.guarded import poison
 from kernelgen.verify.library import KernelLibrary
+from kernelgen.verify.operands import Given
 from kernelgen.verify.scenario import Scenario, scenarios
-from kernelgen.verify.trial import Given, Ran, Trial
+from kernelgen.verify.trial import Ran, Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -67,8 +68,8 @@ def _checks(trial: Trial, scenario: Scenario) -> Iterator[Check]:
     damage = [text for run in runs for text in run.damage]
     yield faults(name, "memory", len(runs), len(damage), f"{scenario.name}: {damage[:1]}")
     changed = sum(_different(first, run) for run in runs[1:])
-    yield faults(name, "threads", len(runs) - 1, changed,
-                 f"{scenario.name}: elements that differ between thread counts")  # fmt: skip
+    text = f"{scenario.name}: elements that differ between thread counts"
+    yield faults(name, "threads", len(runs) - 1, changed, text)
     yield from _alone(trial, given, first)
     yield from _unowned_rows(trial, given, first)
 
@@ -100,9 +101,7 @@ def _owned_rows(kernel: BuiltKernel, scenario: Scenario) -> list[int]:
     return [t for t, owner in enumerate(scenario.owners) if owner >= 0]
 
 
-def _stored(
-    trial: Trial, given: Given, ran: Ran, bounded: dict[str, Bounded]
-) -> Iterator[Check]:
+def _stored(trial: Trial, given: Given, ran: Ran, bounded: dict[str, Bounded]) -> Iterator[Check]:
     """New keys and values at their places, page by page, and every other byte as it was."""
     import torch
 
@@ -119,14 +118,14 @@ def _stored(
             place.part.write(expected, pages, at, *sides)
             cut = slice(span.start, span.stop)
             for side, what in zip(sides, ("keys", "values"), strict=True):
-                dense = Bounded(getattr(want.value, what)[row][cut],
-                                getattr(want.error, what)[row][cut])  # fmt: skip
+                value, error = (getattr(z, what)[row][cut] for z in (want.value, want.error))
+                dense = Bounded(value, error)
                 where = f"{given.scenario.name}: stored {what} of request {row}"
                 yield compare(name, where, side, dense)
     wrong = ran.pool != expected
-    pages = torch.nonzero(wrong.any(1)).flatten().tolist()
-    yield faults(name, "memory", 1, int(wrong.sum()),
-                 f"{given.scenario.name}: bytes of pages {pages[:5]} changed")  # fmt: skip
+    touched = torch.nonzero(wrong.any(1)).flatten().tolist()
+    text = f"{given.scenario.name}: bytes of pages {touched[:5]} changed"
+    yield faults(name, "memory", 1, int(wrong.sum()), text)
 
 
 def _last_sampled(trial: Trial, given: Given, ran: Ran) -> Check:
@@ -161,7 +160,7 @@ def _alone(trial: Trial, given: Given, ran: Ran) -> Iterator[Check]:
     tokens = sorted(asked) if trial.kernel.by_logit_rows else _owners(scenario)
     for token in tokens[:: max(1, len(tokens) // ROWS_ALONE)][:ROWS_ALONE]:
         b = asked.get(token, 0)
-        single = trial.run(trial.alone(given, token, b), THREADS[0])
+        single = trial.run(given.only(trial.kernel, token, b), THREADS[0])
         count = 0
         for operand in trial.kernel.outputs:
             row = token if operand.leading == "T" else b
@@ -184,8 +183,8 @@ def _stored_otherwise(trial: Trial, given: Given, ran: Ran, single: Ran, token: 
     position, row = given.scenario.positions[token], given.scenario.owners[token]
     table = given.tables.entries[place.group.name]
     where = place.where(table, row, range(position, position + 1))
-    pairs = zip(place.part.read(ran.pool, *where), place.part.read(single.pool, *where), strict=True)
-    return sum(different(a, b) for a, b in pairs)
+    sides = (place.part.read(run.pool, *where) for run in (ran, single))
+    return sum(different(a, b) for a, b in zip(*sides, strict=True))
 
 
 def _unowned_rows(trial: Trial, given: Given, ran: Ran) -> Iterator[Check]:
@@ -199,9 +198,9 @@ def _unowned_rows(trial: Trial, given: Given, ran: Ran) -> Iterator[Check]:
     inputs = dict(given.inputs)
     for name in names:
         inputs[name] = inputs[name].clone()
-        rows: Tensor = inputs[name][unused]
-        poison(rows)
-        inputs[name][unused] = rows
+        poisoned: Tensor = inputs[name][unused]
+        poison(poisoned)
+        inputs[name][unused] = poisoned
     after: Any = trial.run(replace(given, inputs=inputs), THREADS[0])
     keep = sorted(used)
     for operand in kernel.outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -31,16 +32,19 @@ def pack_panel(matrix: Tensor) -> Tensor:
 
 def unpack_panel(packed: Tensor, n: int, k: int) -> Tensor:
     """The inverse of `pack_panel`: what was padded is dropped."""
-    if packed.ndim == 4:
-        rows = packed.permute(0, 2, 1, 3)
-    else:
-        rows = packed.permute(0, 2, 1)
+    rows = packed.permute(0, 2, 1, 3) if packed.ndim == 4 else packed.permute(0, 2, 1)
     return rows.reshape(packed.shape[0] * PANEL, -1)[:n, :k].contiguous()
 
 
 def laid_out(matrix: Tensor, layout: str) -> Tensor:
     """A weight as its kernel is given it; an unknown layout is a KeyError."""
-    return {"rows": lambda m: m.contiguous(), "panel": pack_panel}[layout](matrix)
+    return _LAYOUTS[layout](matrix)
+
+
+_LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda matrix: matrix.contiguous(),
+    "panel": pack_panel,
+}
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class PagePart:
         return start + keys, values_start + values
 
     def write(self, pool: Tensor, pages: Tensor, at: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Stores tokens: `pages` and `at` (0 … 15) are `[n]`, keys and values `[n, kv_heads, D]`."""
+        """Stores tokens: `pages`, `at` (0 … 15) are `[n]`, keys and values `[n, kv_heads, D]`."""
         elements, rows = self._elements(pool), pages[:, None, None]
         for places, what in zip(self.places, (keys, values), strict=True):
             elements[rows, places[at]] = what.to(elements.dtype)

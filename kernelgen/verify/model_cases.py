@@ -45,8 +45,8 @@ def read_cases(path: Path) -> tuple[Case, ...]:
     beside: dict[str, npt.NDArray[np.generic]] = {}
     for other in sorted(path.parent.glob("reference*.npz")):
         beside |= {k: v for k, v in _arrays(other, "bf16_").items() if "bf16_" in k}
-    keys = sorted({k.partition("/")[0] for k in arrays if k.endswith("/prompt_ids")},
-                  key=lambda key: (len(key), key))  # fmt: skip
+    found = {k.partition("/")[0] for k in arrays if k.endswith("/prompt_ids")}
+    keys = sorted(found, key=lambda key: (len(key), key))
     if not keys:
         raise UsageError("holds no recorded case", where=str(path), allowed="<case>/prompt_ids …")
     try:

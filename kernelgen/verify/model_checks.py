@@ -117,9 +117,7 @@ def _ids(case: Case, ours: Floats, bound: LogitBound) -> Check:
     return Check(case.name, "greedy ids", count, float(len(wrong)), 0.0, not len(wrong), detail)
 
 
-def _chunked(
-    model: ModelUnderTest, prompts: Path, whole: dict[str, Floats], chunk: int
-) -> Check:
+def _chunked(model: ModelUnderTest, prompts: Path, whole: dict[str, Floats], chunk: int) -> Check:
     """Prompts in pieces of at most `chunk` tokens: the bits of one piece."""
     what = f"chunks of {chunk}"
     try:

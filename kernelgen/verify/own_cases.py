@@ -28,7 +28,7 @@ def own_cases(graph: Graph, parameters: Mapping[str, Any], vocab: int) -> tuple[
 def with_narrow_runs(
     cases: Sequence[Case], graph: Graph, parameters: Mapping[str, Any]
 ) -> tuple[Case, ...]:
-    """The cases, each with a bfloat16 run: its own, else the ops' references, rounded like kernels."""
+    """The cases, each with a bfloat16 run: its own, else the ops' references with rounding."""
     return tuple(c if c.narrow else _narrowed(c, graph, parameters) for c in cases)
 
 

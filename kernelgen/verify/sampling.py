@@ -8,11 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelgen.ops.step import StepView
-from kernelgen.verify.bounds import LIBRARY, U, summed
+from kernelgen.verify.bounded import LIBRARY, U, summed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+Words = npt.NDArray[np.uint32]
 NOISE_ERROR = 1e-5
 """absolute, of a noise computed in float32: it is at most 23, two logarithms of 2 ulp each"""
 
@@ -20,18 +21,21 @@ NOISE_ERROR = 1e-5
 def noise(seed: int, position: int, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """The keyed noise of many ids at once: what `ops.sample` says for one."""
     low, high = seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF
-    h = np.zeros(len(ids), np.uint32)
+    h: Words = np.zeros(len(ids), np.uint32)
     for word in (low, high, position & 0xFFFFFFFF, ids.astype(np.uint32)):
-        k = np.uint32(word) * np.full(len(ids), 0xCC9E2D51, np.uint32)
-        h ^= (k << 15 | k >> 17) * np.uint32(0x1B873593)
-        h = (h << 13 | h >> 19) * np.uint32(5) + np.uint32(0xE6546B64)
+        h ^= _rotated(np.uint32(word) * np.full_like(h, 0xCC9E2D51), 15) * np.uint32(0x1B873593)
+        h = _rotated(h, 13) * np.uint32(5) + np.uint32(0xE6546B64)
     h ^= np.uint32(16)
-    h = (h ^ h >> 16) * np.uint32(0x85EBCA6B)
-    h = (h ^ h >> 13) * np.uint32(0xC2B2AE35)
-    h ^= h >> 16
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        h ^= h >> np.uint32(shift)
+        h *= np.uint32(factor)
     uniform = (h.astype(np.float64) + 0.5) * 2.0**-32
     found: npt.NDArray[np.float64] = -np.log(-np.log1p(-uniform))
     return found
+
+
+def _rotated(words: Words, bits: int) -> Words:
+    return (words << np.uint32(bits)) | (words >> np.uint32(32 - bits))
 
 
 def acceptable(logits: Tensor, error: Tensor, view: StepView, row: int) -> set[int]:

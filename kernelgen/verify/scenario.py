@@ -1,4 +1,4 @@
-"""Owns the steps that kernels are tried on: requests, lengths, padding rows, logit rows, sampling."""
+"""Owns the steps that kernels are tried on: requests, lengths, padding, logit rows, sampling."""
 
 from __future__ import annotations
 

@@ -18,9 +18,12 @@ import kernelgen
 from kernelgen.core.errors import KernelgenError
 from kernelgen.verify.built import Built
 from kernelgen.verify.checks import Callback, Check, Progress, faults
+from kernelgen.verify.model_bounds import TINY_PARAMETERS
 
 STEP_SECONDS = 300.0
 """a step of one kernel takes seconds, its reference included, even at published sizes"""
+START_SECONDS = 120.0
+"""until a child has imported everything, on a busy machine"""
 
 
 def check_kernels(
@@ -31,13 +34,15 @@ def check_kernels(
     progress: Callback | None = None,
     step_seconds: float = STEP_SECONDS,
 ) -> tuple[Check, ...]:
-    """Every kernel, or the named ones, in every library that this machine runs, or the named ones.
+    """Every kernel, or the named ones, in the named libraries.
 
-    A kernel that crashes or exceeds `step_seconds` in one step is a missed check, and the others go
-    on in a new process.
+    `isas` None: every library that this machine runs for a tiny model, else the best one, which is
+    the one that a runtime takes. A kernel that crashes or exceeds `step_seconds` in one step is a
+    missed check, and the others go on in a new process.
     """
     libraries = built.libraries()
-    chosen = list(libraries) if isas is None else list(isas)
+    count = len(libraries) if built.parameters <= TINY_PARAMETERS else 1
+    chosen = list(libraries)[:count] if isas is None else list(isas)
     unknown = [isa for isa in chosen if isa not in libraries]
     if unknown or not chosen:
         text = f"no library for {', '.join(unknown) or 'this machine'} that can run here"
@@ -73,8 +78,10 @@ class _Watch:
         """Runs one child until it ends; returns how many kernels are dealt with."""
         names, done, step = arguments[2:], 0, "start"
         with Child(["-m", "kernelgen.verify.worker", *arguments]) as child:
-            for line in child.lines(self.step_seconds):
+            for line in child.lines(self.step_seconds, START_SECONDS):
                 message = json.loads(line)
+                if not message:
+                    continue
                 if "checks" in message:
                     self.checks += [self._tagged(data) for data in message["checks"]]
                     done += 1
@@ -124,17 +131,22 @@ class Child:
         for thread in self._threads:
             thread.start()
 
-    def lines(self, seconds: float) -> Iterator[str]:
-        """Lines until the child ends; one that is silent for `seconds` is killed."""
+    def lines(self, seconds: float, first_seconds: float = 0.0) -> Iterator[str]:
+        """Lines until the child ends; one that is silent for `seconds` is killed.
+
+        `first_seconds`: how long the first line may take, if that is longer.
+        """
+        limit = max(seconds, first_seconds)
         while True:
             try:
-                line = self._queue.get(timeout=seconds)
+                line = self._queue.get(timeout=limit)
             except queue.Empty:
-                self._late = seconds
+                self._late = limit
                 self._process.kill()
                 return
             if line is None:
                 return
+            limit = seconds
             yield line
 
     def end(self) -> str:

@@ -2,8 +2,9 @@
 
     python -m kernelgen.verify.worker BUILD ISA KERNEL…
 
-Each line on stdout is one JSON object: `{"kernel", "step"}` before a step, `{"kernel", "checks"}`
-after a kernel. It ends early, to be started again, once a kernel has damaged memory.
+Each line on stdout is one JSON object: `{}` once it is ready, `{"kernel", "step"}` before a step,
+`{"kernel", "checks"}` after a kernel. It ends early, to be started again, once a kernel has damaged
+memory.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ def main(argv: Sequence[str]) -> int:
     built = read_build(Path(folder))
     library = KernelLibrary(built.libraries()[isa], isa)
     kernels = {k.name: k for k in built.kernels}
+    _say()
     for name in names:
-        checks = check_kernel(built, kernels[name], library, lambda step, n=name: _say(n, step=step))
-        _say(name, checks=[asdict(check) for check in checks])
+
+        def note(step: str, name: str = name) -> None:
+            _say(kernel=name, step=step)
+
+        checks = check_kernel(built, kernels[name], library, note)
+        _say(kernel=name, checks=[asdict(check) for check in checks])
         if any(c.what == "memory" and not c.passed for c in checks):
             return 0
     return 0
 
 
-def _say(kernel: str, **what: Any) -> None:
-    print(json.dumps({"kernel": kernel, **what}), flush=True)
+def _say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
 
 
 if __name__ == "__main__":

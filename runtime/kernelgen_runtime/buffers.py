@@ -1,4 +1,4 @@
-"""Owns host memory for bound buffers: page-aligned, zeroed, resident only where it was touched."""
+"""Owns memory for bound buffers: host pages that cost once touched, tensors cut from one piece."""
 
 import math
 import mmap
@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-ALIGNMENT = 64
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -38,20 +37,20 @@ def byte_size(shape: Sequence[int], dtype: str) -> int:
 
 
 class Arena:
-    """One allocation that many tensors are cut from, each on a 64-byte boundary."""
+    """One allocation that many tensors are cut from, each on a boundary of `alignment` bytes."""
 
-    def __init__(self, size: int) -> None:
-        self._bytes = host_bytes(size)
+    def __init__(self, content: torch.Tensor, alignment: int) -> None:
+        self._bytes, self._alignment = content, alignment
         self._used = 0
 
-    @staticmethod
-    def rounded(size: int) -> int:
-        """Return what a tensor of `size` bytes takes of an arena."""
-        return -(-size // ALIGNMENT) * ALIGNMENT
-
     def take(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
-        """Cut the next tensor; its elements are zero."""
+        """Cut the next tensor; its elements are as the allocation holds them."""
         size = byte_size(shape, dtype)
-        start, self._used = self._used, self._used + self.rounded(size)
+        start, self._used = self._used, self._used + rounded(size, self._alignment)
         assert self._used <= len(self._bytes), "arena is sized by its owner"
         return self._bytes[start : start + size].view(DTYPES[dtype]).view(*shape)
+
+
+def rounded(size: int, alignment: int) -> int:
+    """Return what a tensor of `size` bytes takes of an arena."""
+    return -(-size // alignment) * alignment

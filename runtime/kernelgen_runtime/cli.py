@@ -54,7 +54,13 @@ def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
         command.add_argument(
             "--weights", required=True, metavar="DIR", help="checkpoint folder, or random[:SEED]"
         )
-        command.add_argument("--threads", type=int, metavar="N", help="worker threads")
+        command.add_argument(
+            "--device",
+            default="auto",
+            metavar="WHERE",
+            help="auto (the first GPU that fits, else the CPU), cpu or cuda[:i]",
+        )
+        command.add_argument("--threads", type=int, metavar="N", help="worker threads of the CPU")
         command.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
         command.add_argument(
             "--max-num-batched-tokens", type=int, metavar="N", help="most tokens of one step"
@@ -62,6 +68,14 @@ def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
         command.add_argument(
             "--kv-cache-memory-bytes", type=int, metavar="N", help="memory of the cache"
         )
+        command.add_argument(
+            "--gpu-memory-utilization",
+            type=_share,
+            default=0.92,
+            metavar="SHARE",
+            help="of a GPU's memory, what may be used; default 0.92",
+        )
+        command.add_argument("--eager", action="store_true", help="no CUDA graphs")
         command.add_argument("--debug", action="store_true", help="show tracebacks")
         command.set_defaults(**({} if artifact is None else {"artifact": artifact}))
     _add_run_options(run)
@@ -93,3 +107,10 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time to measure the read bandwidth, 0 leaves it out",
     )
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, is {text}")
+    return value

@@ -14,11 +14,12 @@ def resolve_limits(
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
     chunk_tokens: int | None = None,
+    steps_in_flight: int = 1,
 ) -> Limits:
     """Return checked limits; None means the default. Raises CapacityError naming what is allowed.
 
-    By default a sequence may be as long as the model allows, up to 8192 tokens, and a step may
-    hold as many tokens as the largest plan, up to 2048.
+    `steps_in_flight` is the device's. By default a sequence may be as long as the model allows, up
+    to 8192 tokens, and a step may hold as many tokens as the largest plan, up to 2048.
     """
     longest, args = manifest.max_sequence_tokens, manifest.args
     if max_model_len is None:
@@ -37,4 +38,6 @@ def resolve_limits(
             raise CapacityError(
                 f"{name} must be from 1 to {high} for this artifact, is {shown(value)}"
             )
-    return Limits(max_num_seqs, max_num_batched_tokens, max_model_len, chunk_tokens)
+    return Limits(
+        max_num_seqs, max_num_batched_tokens, max_model_len, chunk_tokens, steps_in_flight
+    )

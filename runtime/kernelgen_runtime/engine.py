@@ -1,13 +1,15 @@
 """Owns the loop: schedule, launch, take the sampled ids, update."""
 
 import time
+from collections import deque
 from dataclasses import dataclass
 
 from .artifact.manifest import Manifest
-from .launch.program import Program
+from .launch.program import Flight, Program
 from .launch.traffic import cache_bytes, weight_bytes
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
+from .schedule.step import Step
 
 
 @dataclass
@@ -21,7 +23,11 @@ class DecodeMeter:
 
 
 class Engine:
-    """One model, one scheduler; `step` is the whole of it."""
+    """One model, one scheduler; `step` is the whole of it.
+
+    As many steps as the scheduler's limits allow are launched before the oldest is waited for. On
+    a device that works by itself the next step is then there before the result of this one is.
+    """
 
     def __init__(self, manifest: Manifest, scheduler: Scheduler, program: Program) -> None:
         self.scheduler = scheduler
@@ -29,6 +35,8 @@ class Engine:
         self._manifest = manifest
         self._program = program
         self._weight_bytes = weight_bytes(manifest)
+        self._flights: deque[tuple[Flight, float]] = deque()
+        self._taken = 0.0
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -40,19 +48,46 @@ class Engine:
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that gained a token, finished ones among them."""
-        start = time.perf_counter()
-        step = self.scheduler.schedule()
-        if step is None:
-            return []
+        while len(self._flights) < self.scheduler.limits.steps_in_flight:
+            start = time.perf_counter()
+            step = self.scheduler.schedule()
+            if step is None:
+                break
+            self._flights.append((self._launch(step), start))
+        return self._take() if self._flights else []
+
+    def drain(self) -> None:
+        """Take the results of all steps in flight; nothing more is launched."""
+        while self._flights:
+            self._take()
+
+    def _launch(self, step: Step) -> Flight:
         try:
-            sampled = self._program.run(step)
+            return self._program.launch(step)
         except BaseException:
+            # Results come in order: those of earlier steps first, failed or not.
+            while self._flights:
+                try:
+                    self._take()
+                except Exception:
+                    continue  # its requests have ended with an error; the first error is told
             self.scheduler.fail(step)
             raise
-        gained = self.scheduler.settle(step, sampled)
-        if step.is_decode:
+
+    def _take(self) -> list[Request]:
+        flight, start = self._flights.popleft()
+        try:
+            sampled = self._program.wait(flight)
+        except BaseException:
+            self.scheduler.fail(flight.step)
+            raise
+        gained = self.scheduler.settle(flight.step, sampled)
+        now = time.perf_counter()
+        if flight.step.is_decode:
             self.meter.steps += 1
-            self.meter.tokens += step.tokens
-            self.meter.seconds += time.perf_counter() - start
-            self.meter.bytes += self._weight_bytes + cache_bytes(self._manifest, step)
+            self.meter.tokens += flight.step.tokens
+            # A step in flight beside another one took the time since that one's end.
+            self.meter.seconds += now - max(start, self._taken)
+            self.meter.bytes += self._weight_bytes + cache_bytes(self._manifest, flight.step)
+        self._taken = now
         return gained

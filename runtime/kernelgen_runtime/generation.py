@@ -56,7 +56,11 @@ class Generation:
 
     def finish(self) -> str:
         """Return the text that was held back; the request has ended."""
-        return self._shown(self._text.finish()) if self._text is not None else ""
+        if self._text is None:
+            return ""
+        # Ids that came while another request's step failed were seen by nobody yet.
+        late = self.advance() if self._pushed < len(self.request.tokens) else ""
+        return late + self._shown(self._text.finish())
 
     def abort(self, reason: str = "abort") -> None:
         """End the request, if it has not ended."""

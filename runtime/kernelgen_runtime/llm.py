@@ -9,15 +9,19 @@ from typing import TYPE_CHECKING, Any
 from .artifact.open import Artifact, open_artifact
 from .clock import default_threads
 from .config import resolve_limits
+from .device.choose import AUTO, Choice, choose
+from .device.cuda import CudaDevice
+from .device.host import HostDevice
+from .device.open import open_device
 from .engine import Engine
 from .errors import CapacityError, RequestError, TextError, shown
 from .generation import Generation, Output
 from .launch.library import CompiledLibrary, StepLibrary
+from .launch.loading import UTILIZATION, Demand, fixed_pages, ready_runner
 from .launch.plans import plans_in_use
 from .launch.program import Program
 from .memory.cache import CacheTables
 from .memory.pool import PagePool
-from .memory.sizing import cache_pages
 from .sample.params import SamplingParams
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
@@ -35,10 +39,13 @@ if TYPE_CHECKING:
 class LLM:
     """A built model with its weights, ready to generate.
 
-    `weights` is a checkpoint folder or `random[:SEED]`. `kv_cache_memory_bytes` None gives every
-    request `max_model_len` tokens of cache as far as 1 GiB goes, and one in any case. `logit_rows`
-    is how many rows of logits `logits` gets from one step (default: one a request). `library`
-    takes the place of the compiled one. Raises a KernelgenRuntimeError for what cannot work.
+    `weights` is a checkpoint folder or `random[:SEED]`; `device` is "auto", "cpu", "cuda[:i]" or a
+    choice made before. `kv_cache_memory_bytes` None gives every request `max_model_len` tokens of
+    cache as far as memory goes: 1 GiB on the CPU (and one request in any case), on a GPU what
+    `gpu_memory_utilization` of all its memory leaves. `logit_rows` is how many rows of logits
+    `logits` gets from one step (default: one a request). `graphs` False launches decode steps
+    kernel by kernel. `library` takes the place of the compiled one and `on` that of the device.
+    Raises a KernelgenRuntimeError for what cannot work.
     """
 
     def __init__(
@@ -46,42 +53,52 @@ class LLM:
         artifact: str | Path | Artifact,
         weights: str | Path,
         *,
+        device: str | Choice = AUTO,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
         kv_cache_memory_bytes: int | None = None,
+        gpu_memory_utilization: float = UTILIZATION,
         threads: int | None = None,
         chunk_tokens: int | None = None,
         logit_rows: int | None = None,
+        graphs: bool = True,
         library: StepLibrary | None = None,
+        on: HostDevice | CudaDevice | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
-        self.manifest = manifest = self.artifact.manifest
+        if not isinstance(device, Choice):
+            device = choose(self.artifact.manifests, device)
+        self.manifest = manifest = device.manifest
+        self.device = on or open_device(device)
         self.limits = limits = resolve_limits(
-            manifest, max_num_seqs, max_num_batched_tokens, max_model_len, chunk_tokens
+            manifest,
+            max_num_seqs,
+            max_num_batched_tokens,
+            max_model_len,
+            chunk_tokens,
+            self.device.steps_in_flight,
         )
         plans = plans_in_use(manifest.plans, max_num_seqs, limits.max_num_batched_tokens)
-        self.pages = cache_pages(
-            manifest.cache,
-            kv_cache_memory_bytes,
-            limits.max_model_len,
-            limits.in_flight_tokens,
-            max_num_seqs,
-        )
+        rows = min(logit_rows or max_num_seqs, manifest.args.max_rows)
+        demand = Demand(limits, plans, rows, kv_cache_memory_bytes, gpu_memory_utilization, graphs)
+        fixed_pages(manifest, demand, isinstance(self.device, CudaDevice))  # refuse it early
         self.threads = default_threads() if threads is None else threads
         if not 1 <= self.threads <= 256:
             raise CapacityError(f"threads must be from 1 to 256, is {shown(threads)}")
-        self.library = library or CompiledLibrary(self.artifact)
+        self.library = library or CompiledLibrary(self.artifact, manifest)
         self.library.set_threads(self.threads)
         self.folder = None if parse_random(str(weights)) is not None else Path(weights)
-        self.weights = load_weights(manifest, weights)
+        self.weights = load_weights(manifest, weights, self.device)
+        runner, self.pages = ready_runner(
+            self.device, self.library, manifest, self.weights.tensors, demand
+        )
         tables = CacheTables(
             manifest.cache.groups, max_num_seqs, manifest.args.max_pages, PagePool(self.pages)
         )
-        rows = min(logit_rows or max_num_seqs, manifest.args.max_rows)
-        program = Program(self.library, manifest, self.weights.tensors, tables, plans, rows)
-        self._program, self._scheduler = program, Scheduler(limits, tables)
-        self.engine = Engine(manifest, self._scheduler, program)
+        self.program = Program(runner, plans, tables, manifest.vocab)
+        self._scheduler = Scheduler(limits, tables)
+        self.engine = Engine(manifest, self._scheduler, self.program)
         self._requests = 0
 
     def generate(
@@ -109,6 +126,7 @@ class LLM:
             for generation in generations:
                 generation.abort("error")
                 generation.finish()
+        self.engine.drain()
         return [generation.output() for generation in generations]
 
     def stream(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
@@ -140,7 +158,8 @@ class LLM:
 
     def score(self, cases: Sequence[Case]) -> list[Score]:
         """Return the logits of every position of every case, all cases in one batch."""
-        return score(self._scheduler, self._program, self.manifest.vocab, cases)
+        self.engine.drain()
+        return score(self._scheduler, self.program, self.manifest.vocab, cases)
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the prompt ids of a conversation. Raises TextError without a chat template."""
@@ -183,7 +202,7 @@ class LLM:
                 f"the model allows up to {self.manifest.max_sequence_tokens}"
             )
         # generation_config.json of the weights wins over what the build recorded.
-        ends = self.defaults.eos_token_ids or self.manifest.eos_token_ids
+        ends = self.defaults.eos_token_ids or self.manifest.model.eos_token_ids
         stops = (*params.stop_token_ids, *(() if params.ignore_eos else ends))
         most = limit if params.max_tokens is None else len(ids) + params.max_tokens
         self._requests += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ from kernelgen.verify.guarded import Guarded
 from kernelgen.verify.interpreter import interpret
 from kernelgen.verify.scenario import Scenario
 
+os.environ["TRITON_INTERPRET"] = "1"  # before any test imports Triton
 DEVICE = parse_target("sm_90:h200")
 _SCRATCH_BYTES = 1 << 22
 _MAX_ROWS = 128
@@ -133,6 +135,17 @@ def tiny(architecture: str, activation: DType) -> Tiny:
     return Tiny(architecture, graph, spec.vocab, spec.max_positions)
 
 
+def words_of(model: Tiny, scenario: Scenario, tables: Tables, ids: Ids) -> torch.Tensor:
+    """The step's arguments of a scenario."""
+    fields = [
+        {"name": f.name, "offset": f.offset, "shape": f.shape, "bits": f.bits}
+        for f in model.args.fields
+        if not f.name.startswith("block_table.") or tables.entries
+    ]
+    schema = {"words": model.args.words, "fields": fields}
+    return torch.from_numpy(write_args(schema, scenario, tables, ids))
+
+
 @dataclass
 class Trial:
     """One kernel with one tile in one scenario, in a plan of `capacity` token and logit rows."""
@@ -153,7 +166,7 @@ class Trial:
         for one in made.passes:
             sizes = Sizes(self.capacity, self.capacity, 64, self.capacity)
             interpret(one.unit, one.grid(sizes), [self._argument(p) for p in one.parameters])
-        return self._compared() + self._damage(made)
+        return self.compared() + self._damage(made)
 
     def _prepare(self) -> None:
         model, scenario = self.model, self.scenario
@@ -162,9 +175,8 @@ class Trial:
         groups = [Group(g.name, g.window, g.layers) for g in model.schema.groups]
         self.tables: Tables = block_tables(scenario, groups, rng)
         self.ids: Ids = token_ids(scenario, model.vocab, rng)
-        fields = [{"name": f.name, "offset": f.offset, "shape": f.shape, "bits": f.bits} for f in model.args.fields]
-        words = write_args({"words": model.args.words, "fields": fields}, scenario, self.tables, self.ids)
-        self.args = Guarded.of(torch.from_numpy(words))
+        words = words_of(model, scenario, self.tables, self.ids)
+        self.args = Guarded.of(words)
         self.pool = Guarded((self.tables.pages, model.schema.page_bytes), "uint8")
         self.pool.tensor[0] = 0
         self.block: Block = block_from_json(sub_graph(self.kernel), op_kinds())
@@ -233,7 +245,8 @@ class Trial:
         assert isinstance(parameter, Pointer)
         return self.args.tensor if parameter is Pointer.ARGS else self.steps[parameter.value].tensor
 
-    def _compared(self) -> list[str]:
+    def compared(self) -> list[str]:
+        """Outputs that lie outside their bounds, once the kernel has run."""
         steps = step_values(self.scenario, self.ids)
         view = step_view(self.scenario, steps)
         outside: dict[str, Any] = {}
@@ -264,7 +277,7 @@ class Trial:
             size = want.value.abs().amax(-1, keepdim=True)
             want = Bounded(want.value, want.error + self.slack * size)
         check = compare(out, self.scenario.name, tensor[:count], want)
-        problems = [] if check.passed else [f"{out}: error {check.error} of {check.bound} {check.text}"]
+        problems = [] if check.passed else [f"{out}: error {check.error} of {check.bound} {check.detail}"]
         rest = tensor[count:]
         if not bool(torch.isnan(rest.float()).all()):
             problems.append(f"{out}: rows beyond the {count} of the step were written")
@@ -291,7 +304,7 @@ class Trial:
                 error = getattr(want.error, name)[row][position]
                 check = compare(name, f"token {token}", cells[side], Bounded(exact, error))
                 if not check.passed:
-                    problems.append(f"{name}: {check.error} of {check.bound} {check.text}")
+                    problems.append(f"{name}: {check.error} of {check.bound} {check.detail}")
             cells.fill_(float("nan"))
         bits = {2: torch.int16, 4: torch.int32}[state.dtype.bytes]
         nan = ~torch.isnan(elements.float())

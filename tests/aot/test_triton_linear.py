@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
-
-pytest.importorskip("triton")
-from gpu_trials import Trial, tiny
+from gpu_trials import Tiny, Trial, tiny
 
 from kernelgen.codegen.families.row_prep import row_prep
 from kernelgen.codegen.families.triton_skinny import padded_rows
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, DType
+from kernelgen.ir.expr import arg, call
+from kernelgen.ir.graph import BlockBuilder, Graph, Placement, Role
+from kernelgen.ir.types import Dim, Type
+from kernelgen.ops import Linear, Pointwise, RowReduce
+from kernelgen.planner.plan import Kernel
+from kernelgen.spec.model import CacheSpec
 from kernelgen.verify.scenario import scenarios
 
 ARCHITECTURES = ("qwen3", "granite_swa", "llama")
@@ -50,29 +54,92 @@ TILES = {
 }
 
 
-def _run(
-    architecture: str, block: str, ops: list[str], family: str, tile: dict[str, int], tokens: int, dtype: DType
-) -> list[str]:
-    model = tiny(architecture, dtype)
+def _run(model: Tiny, kernel: Kernel, family: str, tile: dict[str, int], tokens: int) -> list[str]:
     phase = "mixed" if family == "gemm" else "decode"
-    kernel = model.kernel(model.block(block), ops, family, phase)
     scenario = min(scenarios(phase, model.positions, 513), key=lambda s: abs(s.tokens - tokens))
-    capacity = scenario.tokens + 3
-    if family == "gemv":
-        capacity = 1
+    capacity = 1 if family == "gemv" else scenario.tokens + 3
     if family == "skinny":
         tile = {"rows": padded_rows(capacity), **tile}
-    prep = row_prep(kernel.match.region, kernel.match.roles)
+    region, roles = kernel.match.region, kernel.match.roles
+    prep, dtype = row_prep(region, roles), region.value(roles.x).type.dtype
     slack = _ROUNDED_TWICE if prep and prep.deferred and dtype == BFLOAT16 else 0.0
     return Trial(model, kernel, tile, scenario, capacity, slack=slack).problems()
 
 
-@pytest.mark.parametrize("family, tokens", [("gemv", 1), ("skinny", 2), ("skinny", 33), ("gemm", 64), ("gemm", 513)])
+SIZES = [("gemv", 1), ("skinny", 2), ("skinny", 33), ("gemm", 7), ("gemm", 64), ("gemm", 513)]
+
+
+def _chosen(kind: str, family: str, tokens: int) -> dict[str, int]:
+    return TILES[family][(KINDS.index(kind) + tokens) % 2]
+
+
+@pytest.mark.parametrize("family, tokens", SIZES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_product(architecture: str, kind: str, family: str, tokens: int) -> None:
-    number = (KINDS.index(kind) + tokens) % 2
-    tile = TILES[family][number]
     if tokens == 513 and kind not in ("o", "qkv+norm"):
         pytest.skip("one kind of each shape at many rows")
-    assert not _run(architecture, "layer", _ops(architecture, kind), family, tile, tokens, BFLOAT16)
+    model = tiny(architecture, BFLOAT16)
+    phase = "mixed" if family == "gemm" else "decode"
+    kernel = model.kernel(model.block("layer"), _ops(architecture, kind), family, phase)
+    assert not _run(model, kernel, family, _chosen(kind, family, tokens), tokens)
+
+
+@pytest.mark.parametrize("family, tokens", [("gemv", 1), ("skinny", 7), ("gemm", 64)])
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32], ids=str)
+def test_head_reads_the_chosen_rows(family: str, tokens: int, dtype: DType) -> None:
+    model = tiny("granite_swa", dtype)
+    ops = ["head.rows", "head_norm.stat", "head_norm", "head", "head.scaled"]
+    kernel = model.kernel(model.block("head"), ops, family, "mixed" if family == "gemm" else "decode")
+    assert not _run(model, kernel, family, TILES[family][0], tokens)
+
+
+@pytest.mark.parametrize("family, tokens", [("gemv", 1), ("skinny", 7), ("gemm", 64)])
+@pytest.mark.parametrize("kind", ["qkv+norm", "gate_up", "down"])
+def test_float32_is_multiplied_as_float32(kind: str, family: str, tokens: int) -> None:
+    model = tiny("llama", FLOAT32)
+    phase = "mixed" if family == "gemm" else "decode"
+    kernel = model.kernel(model.block("layer"), _ops("llama", kind), family, phase)
+    assert not _run(model, kernel, family, _chosen(kind, family, tokens), tokens)
+
+
+def _toy(rows: str) -> Tiny:
+    """One block: rows prepared by a mean and a variance or not at all; a single product beside a pair that meets."""
+    build, width = BlockBuilder("toy"), 48
+    x = build.declare("x", Type((Dim.T, width), FLOAT32), Role.STREAM)
+    a, b, c = arg(0), arg(1), arg(2)
+    mean = build.apply("mean", RowReduce("mean", a), x)
+    spread = build.apply("spread", RowReduce("mean", (a - b) * (a - b)), x, mean)
+    normed = build.apply("norm", Pointwise((a - b) * call("rsqrt", c + 1e-5), BFLOAT16), x, mean, spread)
+    largest = build.apply("largest", RowReduce("max", a * a), x)
+    scaled = build.apply("scaled", Pointwise(a / (b + 1.0), BFLOAT16), x, largest)
+    made = {}
+    for name, outputs in (("q", 40), ("gate", 24), ("up", 24)):
+        weight = build.declare(f"{name}.weight", Type((outputs, width), BFLOAT16), Role.WEIGHT)
+        made[name] = build.apply(name, Linear(FLOAT32), normed if rows == "norm" else scaled, weight)
+    act = build.apply("act", Pointwise(call("tanh", a) * b, BFLOAT16), made["gate"], made["up"])
+    block = build.build([("q", made["q"]), ("act", act)])
+    caches = ((0, CacheSpec(1, 8, None, BFLOAT16)),)
+    return Tiny("toy", Graph("toy", (block,), (Placement(0, 0),), caches), 16, 64)
+
+
+@pytest.mark.parametrize("family, tokens", [("gemv", 1), ("skinny", 7), ("gemm", 64)])
+@pytest.mark.parametrize("rows", ["norm", "scaled"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_statistics_that_wait_and_pairs_beside_single_products(
+    rows: str, family: str, tokens: int, number: int
+) -> None:
+    model = _toy(rows)
+    before = ["mean", "spread", "norm"] if rows == "norm" else ["largest", "scaled"]
+    kernel = model.kernel(0, [*before, "q", "gate", "up", "act"], family, "mixed" if family == "gemm" else "decode")
+    assert not _run(model, kernel, family, TILES[family][number], tokens)
+
+
+def test_a_wrong_kernel_is_found() -> None:
+    model = tiny("qwen3", BFLOAT16)
+    kernel = model.kernel(model.block("layer"), _ops("qwen3", "down"), "gemv")
+    scenario = scenarios("decode", model.positions, 1)[0]
+    trial = Trial(model, kernel, TILES["gemv"][0], scenario, 1)
+    assert not trial.problems()
+    trial.given["mlp.residual"].tensor[0, 5] += 1.0
+    assert "mlp.residual" in trial.compared()[0]

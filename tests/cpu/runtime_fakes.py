@@ -16,7 +16,7 @@ import kernelgen_runtime
 import numpy as np
 import torch
 from kernelgen_runtime.artifact.manifest import Manifest
-from kernelgen_runtime.artifact.read import parse_manifest
+from kernelgen_runtime.artifact.read import parse_manifests
 from kernelgen_runtime.sample.reference import sample
 
 VOCAB = 97
@@ -54,10 +54,8 @@ def manifest_json(
     groups: Groups = HYBRID, max_tokens: int = 64, max_rows: int = 8, max_positions: int = 256
 ) -> dict[str, Any]:
     """A whole manifest of the toy model; change what a test is about."""
-    pages = -(-max_positions // PAGE)
-    decode = [1, 2, 4, max_rows]
     return {
-        "schema": 1,
+        "schema": 2,
         "abi": 1,
         "name": "toy",
         "version": "1.0",
@@ -65,17 +63,22 @@ def manifest_json(
         "architecture": "toy",
         "activation_dtype": "float32",
         "model": {"vocab": VOCAB, "max_positions": max_positions, "layers": len(groups)},
-        "targets": [
-            {
-                "target": "cpu",
-                "libraries": [{"isa": "avx2", "path": "lib/cpu_avx2.so", "measured": True}],
-            }
-        ],
+        "targets": [_target(groups, max_tokens, max_rows, max_positions)],
         "tensors": [
             {"name": "embed.weight", "shape": [VOCAB, 6], "dtypes": ["F32", "F16", "BF16"]},
             {"name": "norm.weight", "shape": [6], "dtypes": ["F32", "BF16"]},
         ],
         "ignored": [r"lm_head\.weight"],
+        "chat": {"eos_token_ids": [VOCAB - 1], "bos_token_id": None},
+    }
+
+
+def _target(groups: Groups, max_tokens: int, max_rows: int, max_positions: int) -> dict[str, Any]:
+    pages = -(-max_positions // PAGE)
+    return {
+        "target": "cpu",
+        "device_names": [],
+        "libraries": [{"isa": "avx2", "path": "lib/cpu_avx2.so", "measured": True}],
         "weights": [
             _weight("embed", [4, 3, 32, 2], "panel", "embed.weight", VOCAB, 6, "bfloat16"),
             _weight("norm", [6], "rows", "norm.weight", 6, 1, "float32"),
@@ -104,14 +107,36 @@ def manifest_json(
         "args": args_json(groups, max_tokens, max_rows, pages),
         "plans": [
             *(
-                {"id": i, "phase": "decode", "size": size, "workspace_bytes": 64 * size}
-                for i, size in enumerate(sorted(set(decode)))
+                _plan(i, "decode", size, size, 64 * size)
+                for i, size in enumerate(sorted({1, 2, 4, max_rows}))
             ),
-            {"id": 10, "phase": "mixed", "size": 16, "workspace_bytes": 4096},
-            {"id": 11, "phase": "mixed", "size": max_tokens, "workspace_bytes": 8192},
+            _plan(10, "mixed", 16, min(16, max_rows), 4096),
+            _plan(11, "mixed", max_tokens, max_rows, 8192),
         ],
-        "chat": {"eos_token_ids": [VOCAB - 1], "bos_token_id": None},
+        "counters": 0,
     }
+
+
+def _plan(number: int, phase: str, size: int, rows: int, workspace: int) -> dict[str, Any]:
+    plan = {"id": number, "phase": phase, "size": size, "logit_rows": rows}
+    return plan | {"workspace_bytes": workspace}
+
+
+def on_gpu(
+    values: dict[str, Any], target: str = "sm_90:h200", name: str = "NVIDIA H200"
+) -> dict[str, Any]:
+    """The manifest `values` for a GPU alone: the same program, as a library of that SM."""
+    (only,) = values["targets"]
+    isa = target.partition(":")[0]
+    library = {"isa": isa, "path": f"lib/cuda_{isa}.so", "measured": True}
+    gpu = only | {"target": target, "device_names": [name], "libraries": [library], "counters": 5}
+    return values | {"targets": [gpu]}
+
+
+def target_json(values: dict[str, Any]) -> dict[str, Any]:
+    """The first target of a manifest."""
+    target: dict[str, Any] = values["targets"][0]
+    return target
 
 
 def _weight(
@@ -129,11 +154,11 @@ def _weight(
 
 
 def manifest_of(values: dict[str, Any]) -> Manifest:
-    """Parse a manifest that must be right."""
+    """Parse a manifest that must be right; its first target."""
     problems: list[str] = []
-    manifest = parse_manifest(values, problems)
+    manifests = parse_manifests(values, problems)
     assert not problems, problems
-    return manifest
+    return manifests[0]
 
 
 def toy_logits(contexts: Sequence[Sequence[int]]) -> np.ndarray:
@@ -171,10 +196,18 @@ def oracle(
 class FakeLibrary:
     """`StepLibrary` in NumPy; reads `args` by the manifest alone and checks all it is promised."""
 
-    values: dict[str, Any]
+    manifest: dict[str, Any]
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     threads: int = 0
     steps: list[tuple[str, int, int, int]] = field(default_factory=list)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The target that the library stands for."""
+        return target_json(self.manifest)
+
+    def load(self, plan_id: int) -> None:
+        pass
 
     def bind(self, name: str, tensor: torch.Tensor) -> None:
         assert tensor.is_contiguous() and tensor.data_ptr() % 4 == 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from runtime_fakes import VOCAB, manifest_json
+from runtime_fakes import VOCAB, manifest_json, target_json
 from safetensors.torch import save_file
 from tvm_ffi import libinfo
 
@@ -94,7 +94,7 @@ def following(prompt: list[int], count: int) -> list[int]:
 
 def compile_stub(path: Path, values: dict[str, Any], abi: int = 1) -> Path:
     """Compile the library for the manifest `values`; takes about a second."""
-    offsets = {f["name"].upper(): f["offset"] for f in values["args"]["fields"]}
+    offsets = {f["name"].upper(): f["offset"] for f in target_json(values)["args"]["fields"]}
     defines = {"ABI": abi, "VOCAB": VOCAB} | {k: v for k, v in offsets.items() if "." not in k}
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,11 +12,19 @@ import gpu_toy as toy
 import pytest
 from fake_driver import Outcome, build_driver, parameter_sizes, run_commands
 
-from kernelgen.codegen.cuda.host import step_value_places, workspace_bytes
+from kernelgen.codegen.cuda.host import cuda_headers, step_value_places, workspace_bytes
 from kernelgen.compile.store import Store
+from kernelgen.compile.toolchain import find_toolchain
 from kernelgen.core.elf import read_library
 
-CUDA_HEADERS = Path("/usr/local/cuda/include")
+
+def cuda_include() -> Path | None:
+    """A folder with cuda.h: that of a toolkit, or the one that Triton brings."""
+    found = importlib.util.find_spec("triton")
+    bundled = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda")) / "include"]
+    places += [place / "backends" / "nvidia" / "include" for place in bundled]
+    return next((place for place in places if (place / "cuda.h").is_file()), None)
 
 
 class Bench:
@@ -384,11 +394,9 @@ static_assert(equal(STRING(cuDeviceTotalMem), "cuDeviceTotalMem_v2"), "");
 
 
 def test_structures_are_those_of_cuda_h(tmp_path: Path) -> None:
-    if not (CUDA_HEADERS / "cuda.h").is_file():
-        pytest.skip(f"no cuda.h in {CUDA_HEADERS}")
-    from kernelgen.codegen.cuda.host import cuda_headers
-    from kernelgen.compile.toolchain import find_toolchain
-
+    headers = cuda_include()
+    if headers is None:
+        pytest.skip("no cuda.h on this machine")
     for name, text in cuda_headers().items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -396,7 +404,7 @@ def test_structures_are_those_of_cuda_h(tmp_path: Path) -> None:
     (tmp_path / "check.cpp").write_text(ABI_CHECK)
     compiler = shutil.which("g++")
     assert compiler is not None
-    includes = ["-I", str(tmp_path), "-isystem", str(CUDA_HEADERS)]
+    includes = ["-I", str(tmp_path), "-isystem", str(headers)]
     includes += ["-isystem", find_toolchain().include]
     command = [compiler, "-std=c++17", "-fsyntax-only", *includes, str(tmp_path / "check.cpp")]
     done = subprocess.run(command, capture_output=True, text=True)

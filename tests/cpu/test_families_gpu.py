@@ -236,18 +236,15 @@ def test_sizes_that_do_not_divide_are_masked_and_told() -> None:
     assert GemvTile(outputs=4, depth=256, warps=1).masks(product(1, 1024, 512)) == ()
 
 
-def test_splits_of_attention_are_merged_exactly_where_there_are_several() -> None:
-    problem = DecodeProblem(1, 32, 8, 128, 16, 1024, 0, 0, True, 1 << 22, 1 << 20)
-    for splits, combine, legal in (
-        (1, 0, True),
-        (1, 1, False),
-        (8, 0, False),
-        (8, 1, True),
-        (8, 2, True),
-    ):
-        tile = DecodeTile(tokens=64, splits=splits, stages=2, warps=4, combine=combine)
+def test_splits_of_attention_fill_the_machine_and_find_work() -> None:
+    problem = DecodeProblem(1, 32, 8, 128, 16, 1024, False, 0, 0, True, 1 << 22, 1 << 20)
+    for splits, legal in ((1, False), (8, False), (16, True), (64, True)):
+        tile = DecodeTile(tokens=64, splits=splits, stages=2, warps=4)
         assert (tile.problems(problem, H200) == ()) is legal
-    assert DecodeTile(64, 64, 2, 4, 1).problems(problem, H200)  # 16 entries for a step of 64
+    assert DecodeTile(64, 64, 2, 4).parts(problem) == 16  # 1,024 entries in steps of 64
+    window = replace(problem, visible=128, window=True)
+    assert DecodeTile(64, 2, 2, 4).problems(window, H200) == ()
+    assert DecodeTile(64, 4, 2, 4).problems(window, H200)  # 128 entries are two steps of 64
 
 
 def test_more_rows_than_a_family_takes() -> None:

@@ -54,7 +54,7 @@ TABLE = {
 # The runtime: each part may import those before it. Never `kernelgen`; itself only relatively,
 # since a serving wheel holds it under another name.
 RUNTIME_ORDER = (
-    *("errors", "clock", "buffers", "artifact", "sample", "memory", "weights", "text"),
+    *("errors", "clock", "buffers", "artifact", "device", "sample", "memory", "weights", "text"),
     *("schedule", "config", "launch", "engine", "scoring", "generation", "speculate", "llm"),
     *("serve", "commands", "cli"),
 )

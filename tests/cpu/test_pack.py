@@ -49,18 +49,10 @@ def manifest(name: str = "tiny-model", version: str = "0.1.0") -> dict[str, obje
         offset += shape[0] * (shape[1] if len(shape) > 1 else 1)
     library = {"isa": "avx2", "path": "lib/cpu_avx2.so", "measured": True}
     part = {"tensor": "w", "rows": 4, "cols": 1}
-    return {
-        "schema": 1,
-        "abi": 1,
-        "name": name,
-        "version": version,
-        "generator": "kernelgen 0.1.0",
-        "architecture": "tiny",
-        "activation_dtype": "float32",
-        "model": {"vocab": 32, "max_positions": 64},
-        "targets": [{"target": "cpu", "libraries": [library]}],
-        "tensors": [{"name": "w", "shape": [4], "dtypes": ["float32"]}],
-        "ignored": [],
+    target = {
+        "target": "cpu",
+        "device_names": [],
+        "libraries": [library],
         "weights": [
             {"name": "w", "dtype": "float32", "shape": [4], "layout": "rows", "parts": [part],
              "interleave": 0, "source": "checkpoint"}
@@ -71,7 +63,22 @@ def manifest(name: str = "tiny-model", version: str = "0.1.0") -> dict[str, obje
             "groups": [{"name": "full", "kind": "full", "window": None, "layers": [0]}],
         },
         "args": {"words": offset, "max_tokens": 8, "max_rows": 2, "max_pages": 4, "fields": fields},
-        "plans": [{"id": 0, "phase": "mixed", "size": 8, "workspace_bytes": 64}],
+        "plans": [{"id": 0, "phase": "mixed", "size": 8, "logit_rows": 2,
+                   "workspace_bytes": 64}],
+        "counters": 0,
+    }  # fmt: skip
+    return {
+        "schema": 2,
+        "abi": 1,
+        "name": name,
+        "version": version,
+        "generator": "kernelgen 0.1.0",
+        "architecture": "tiny",
+        "activation_dtype": "float32",
+        "model": {"vocab": 32, "max_positions": 64},
+        "targets": [target],
+        "tensors": [{"name": "w", "shape": [4], "dtypes": ["float32"]}],
+        "ignored": [],
         "chat": {"eos_token_ids": [0], "bos_token_id": None},
     }  # fmt: skip
 
@@ -158,8 +165,8 @@ from importlib import import_module
 for package in ("tiny_model", "second"):
     top = import_module(package)
     opened = import_module(package + "._runtime.artifact.open").open_artifact(top.__path__[0])
-    assert opened.library_path(opened.manifest.libraries[0]).is_file()
-    print(opened.manifest.name, top.__version__)
+    assert opened.library_path(opened.manifests[0].libraries[0]).is_file()
+    print(opened.manifests[0].name, top.__version__)
 """
 
 

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from kernelgen_runtime.artifact.isa import REQUIRED_FLAGS, choose_library, cpu_flags
 from kernelgen_runtime.artifact.manifest import Library
 from kernelgen_runtime.artifact.open import open_artifact
-from kernelgen_runtime.artifact.read import parse_manifest, read_manifest
+from kernelgen_runtime.artifact.read import parse_manifests, read_manifests
 from kernelgen_runtime.errors import ArtifactError, UnsupportedCpuError
-from runtime_fakes import manifest_json, manifest_of
+from runtime_fakes import manifest_json, manifest_of, on_gpu, target_json
 
 
 def write_build(folder: Path, values: Any = None, library: bytes = b"so") -> Path:
@@ -44,15 +44,16 @@ def write_wheel(path: Path, members: dict[str, bytes] | None = None) -> Path:
 
 def test_opens_a_folder(tmp_path: Path) -> None:
     artifact = open_artifact(write_build(tmp_path / "toy"))
-    assert artifact.manifest == manifest_of(manifest_json())
-    assert artifact.library_path(artifact.manifest.libraries[0]).read_bytes() == b"so"
-    assert artifact.manifest.max_sequence_tokens == 256
+    (manifest,) = artifact.manifests
+    assert manifest == manifest_of(manifest_json())
+    assert artifact.library_path(manifest.libraries[0]).read_bytes() == b"so"
+    assert manifest.max_sequence_tokens == 256 and manifest.sm == 0
 
 
 def test_opens_a_wheel_in_a_private_folder_that_goes_with_it(tmp_path: Path) -> None:
     artifact = open_artifact(write_wheel(tmp_path / "toy-1.0-py3-none-any.whl"))
     folder = artifact.folder
-    assert artifact.library_path(artifact.manifest.libraries[0]).read_bytes() == b"so"
+    assert artifact.library_path(artifact.manifests[0].libraries[0]).read_bytes() == b"so"
     assert folder.stat().st_mode & 0o077 == 0
     assert sorted(p.name for p in folder.rglob("*") if p.is_file()) == [
         "cpu_avx2.so",
@@ -158,7 +159,12 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("model/vocab", 0, r"model\.vocab: must be an integer from 1"),
         ("model/vocab", True, r"model\.vocab"),
         ("model/max_positions", 2**40, r"model\.max_positions"),
-        ("targets/0/target", "sm_90", 'holds no library for target "cpu"'),
+        ("targets/0/target", "sm_90", r'must be "cpu" or like "sm_90:h200", is .sm_90'),
+        ("targets/0/target", "sm_90:h200", "libraries.0..isa: must be sm_90 for this target"),
+        ("targets/0/device_names", [7], "device_names: must hold strings"),
+        ("targets/0/libraries", [], "libraries: must hold at least one"),
+        ("targets/0/counters", -1, "counters: must be an integer from 0"),
+        ("targets", [], "targets: must hold at least one"),
         ("targets/0/libraries/0/path", "../x.so", "must be a .so inside"),
         ("targets/0/libraries/0/path", "/lib/x.so", "must be a .so inside"),
         ("targets/0/libraries/0/path", "manifest.json", "must be a .so inside"),
@@ -169,39 +175,41 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("tensors/0/dtypes", [], "at least one dtype"),
         ("tensors/1/name", "embed.weight", "'embed.weight' appears 2 times"),
         ("ignored", ["("], "not a regular expression"),
-        ("weights/0/layout", "tiles", "layout: must be one of rows, panel"),
-        ("weights/0/dtype", "int8", "panel is for"),
-        ("weights/0/shape", [4, 3, 32, 1], r"parts and layout give \[4, 3, 32, 2\]"),
-        ("weights/0/interleave", -1, "interleave"),
-        ("weights/0/parts", [], "at least one checkpoint tensor"),
-        ("weights/0/parts/0/tensor", "nothing", "needs nothing, not among tensors"),
-        ("weights/1/name", "embed", "'embed' appears 2 times"),
-        ("weights/1/source", "disk", r"weights\[1\]\.source: must be an object"),
-        ("weights/2/source/rope/positions", 0, "positions"),
-        ("weights/2/source/rope/inv_freq", ["x"], "numbers only"),
-        ("weights/2/source/rope/scale", 10**400, "scale: must be a number"),
-        ("weights/2/dtype", "bfloat16", "a rope table is float32"),
-        ("cache/page_tokens", 32, "page_tokens: must be an integer from 16 to 16"),
-        ("cache/page_bytes", 0, "page_bytes"),
-        ("cache/groups", [], "at least one group"),
-        ("cache/groups/1/window", None, "must be an integer for kind window"),
-        ("cache/groups/0/window", 7, "null for kind full"),
-        ("cache/groups/0/layers", [], "at least one layer"),
-        ("cache/groups/1/name", "full", "'full' appears 2 times"),
-        ("args/words", 3, "field ends at"),
-        ("args/fields/1", ..., "token_ids is missing"),
-        ("args/fields/1/offset", 0, "counts and token_ids overlap"),
-        ("args/fields/2/shape", [9], r"row_slot is int32 \[9\], abi 1 says int32 \[8\]"),
-        ("args/fields/2/bits", "float32", r"row_slot is float32 \[8\]"),
-        ("args/fields/2/bits", "int64", "bits: must be one of"),
-        ("plans/0/phase", "prefill", "phase"),
-        ("plans/1/id", 0, "0 appears 2 times"),
-        ("plans/0/size", 4096, "decode size 4096 exceeds args capacity 8"),
-        ("plans", [], "at least one of phase mixed"),
+        ("targets/0/weights/0/layout", "tiles", "layout: must be one of rows, panel"),
+        ("targets/0/weights/0/dtype", "int8", "panel is for"),
+        ("targets/0/weights/0/shape", [4, 3, 32, 1], r"parts and layout give \[4, 3, 32, 2\]"),
+        ("targets/0/weights/0/interleave", -1, "interleave"),
+        ("targets/0/weights/0/parts", [], "at least one checkpoint tensor"),
+        ("targets/0/weights/0/parts/0/tensor", "nothing", "needs nothing, not among tensors"),
+        ("targets/0/weights/1/name", "embed", "'embed' appears 2 times"),
+        ("targets/0/weights/1/source", "disk", r"weights\[1\]\.source: must be an object"),
+        ("targets/0/weights/2/source/rope/positions", 0, "positions"),
+        ("targets/0/weights/2/source/rope/inv_freq", ["x"], "numbers only"),
+        ("targets/0/weights/2/source/rope/scale", 10**400, "scale: must be a number"),
+        ("targets/0/weights/2/dtype", "bfloat16", "a rope table is float32"),
+        ("targets/0/cache/page_tokens", 32, "page_tokens: must be an integer from 16 to 16"),
+        ("targets/0/cache/page_bytes", 0, "page_bytes"),
+        ("targets/0/cache/groups", [], "at least one group"),
+        ("targets/0/cache/groups/1/window", None, "must be an integer for kind window"),
+        ("targets/0/cache/groups/0/window", 7, "null for kind full"),
+        ("targets/0/cache/groups/0/layers", [], "at least one layer"),
+        ("targets/0/cache/groups/1/name", "full", "'full' appears 2 times"),
+        ("targets/0/args/words", 3, "field ends at"),
+        ("targets/0/args/fields/1", ..., "token_ids is missing"),
+        ("targets/0/args/fields/1/offset", 0, "counts and token_ids overlap"),
+        ("targets/0/args/fields/2/shape", [9], r"row_slot is int32 \[9\], abi 1 says int32 \[8\]"),
+        ("targets/0/args/fields/2/bits", "float32", r"row_slot is float32 \[8\]"),
+        ("targets/0/args/fields/2/bits", "int64", "bits: must be one of"),
+        ("targets/0/plans/0/phase", "prefill", "phase"),
+        ("targets/0/plans/1/id", 0, "0 appears 2 times"),
+        ("targets/0/plans/0/logit_rows", 2, "decode size 1 has at most 1 logit_rows"),
+        ("targets/0/plans/4/logit_rows", 9, "mixed size 16 has at most 8 logit_rows"),
+        ("targets/0/plans/0/size", 4096, "decode size 4096 exceeds args capacity 8"),
+        ("targets/0/plans", [], "at least one of phase mixed"),
         ("chat/eos_token_ids", [-1], "eos_token_ids"),
         ("chat/bos_token_id", "x", "bos_token_id"),
-        ("weights", {}, "weights: must be a list"),
-        ("weights/0", 5, r"weights\[0\]: must be an object"),
+        ("targets/0/weights", {}, "weights: must be a list"),
+        ("targets/0/weights/0", 5, r"weights\[0\]: must be an object"),
     ],
 )
 def test_every_wrong_field_is_named(tmp_path: Path, path: str, value: Any, word: str) -> None:
@@ -212,17 +220,18 @@ def test_every_wrong_field_is_named(tmp_path: Path, path: str, value: Any, word:
 
 
 @pytest.mark.parametrize("key", ["abi", "schema"])
-@pytest.mark.parametrize("value", [0, 2, "1", True, None])
+@pytest.mark.parametrize("value", [0, 3, "1", True, None])
 def test_other_abi_or_schema_is_refused_first(tmp_path: Path, key: str, value: Any) -> None:
-    values = {key: value} | {other: 1 for other in ("abi", "schema") if other != key}
+    values = {"abi": 1, "schema": 2} | {key: value}
     with pytest.raises(ArtifactError, match=f"{key} is .*build the model again"):
         open_artifact(write_build(tmp_path, values))
 
 
 def test_all_problems_are_told_together(tmp_path: Path) -> None:
     values = manifest_json()
-    values["name"], values["model"]["vocab"], values["cache"]["page_bytes"] = 7, -1, "x"
-    values["plans"] = [{}] * 500
+    values["name"], values["model"]["vocab"] = 7, -1
+    target_json(values)["cache"]["page_bytes"] = "x"
+    target_json(values)["plans"] = [{}] * 500
     with pytest.raises(ArtifactError) as caught:
         open_artifact(write_build(tmp_path, values))
     text = str(caught.value)
@@ -232,6 +241,27 @@ def test_all_problems_are_told_together(tmp_path: Path) -> None:
 
 def test_unknown_keys_are_left_to_newer_readers() -> None:
     manifest_of(manifest_json() | {"hashes": {}, "toolchain": [], "later": 1})
+
+
+def test_a_target_has_sections_of_its_own() -> None:
+    values = manifest_json()
+    gpu = on_gpu(manifest_json(max_rows=4))["targets"]
+    values["targets"] += gpu
+    problems: list[str] = []
+    cpu, cuda = parse_manifests(values, problems)
+    assert not problems and cpu.model is cuda.model
+    assert (cpu.sm, cuda.sm, cuda.libraries[0].isa) == (0, 90, "sm_90")
+    assert (cpu.args.max_rows, cuda.args.max_rows) == (8, 4) and cuda.counters == 5
+    values["targets"] += gpu
+    parse_manifests(values, problems)
+    assert problems[:2] == [
+        "targets: 'sm_90:h200' appears 2 times",
+        "targets: 'lib/cuda_sm_90.so' appears 2 times",
+    ]
+    values["targets"][1]["plans"] = []
+    problems.clear()
+    parse_manifests(values | {"targets": values["targets"][:2]}, problems)
+    assert problems == ["targets[1].plans: must hold at least one of phase mixed"]
 
 
 VALUES = st.recursive(
@@ -268,14 +298,14 @@ def test_fuzzed_manifests_are_read_or_listed(changes: list[tuple[tuple[Any, ...]
             if isinstance(at, dict) or (isinstance(at, list) and place[-1] < len(at)):
                 at[place[-1]] = value
     problems: list[str] = []
-    parse_manifest(values, problems)
+    parse_manifests(values, problems)
     assert all(len(problem) < 2500 for problem in problems)
 
 
 def test_manifest_of_absurd_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernelgen_runtime.artifact.read.MAX_MANIFEST_BYTES", 100)
     with pytest.raises(ArtifactError, match="larger than the 100 bytes"):
-        read_manifest(write_build(tmp_path) / "manifest.json")
+        read_manifests(write_build(tmp_path) / "manifest.json")
 
 
 LIBRARIES = tuple(Library(isa, f"{isa}.so", True) for isa in ("avx2", "avx512", "avx512_bf16"))

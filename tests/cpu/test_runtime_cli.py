@@ -44,7 +44,9 @@ def run(*options: Any) -> int:
 
 def test_compiled_library_answers(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELGEN_ISA", "avx2")
-    library = CompiledLibrary(open_artifact(built))
+    artifact = open_artifact(built)
+    library = CompiledLibrary(artifact, artifact.manifests[0])
+    library.load(0), library.set_threads(1)
     assert library.isa == "avx2" and library.read_bandwidth(0.1) == 12.5
     with pytest.raises(LaunchError, match="bind REFUSED: REFUSED: wrong size"):
         library.bind("REFUSED", torch.zeros(1))
@@ -66,8 +68,9 @@ def test_library_of_another_abi(tmp_path: Path) -> None:
     values = manifest_json()
     compile_stub(tmp_path / "lib" / "cpu_avx2.so", values, abi=2)
     (tmp_path / "manifest.json").write_text(json.dumps(values))
+    artifact = open_artifact(tmp_path)
     with pytest.raises(ArtifactError, match=r"abi and isa are \(2, 'avx2'\)"):
-        CompiledLibrary(open_artifact(tmp_path))
+        CompiledLibrary(artifact, artifact.manifests[0])
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"not a library"])
@@ -75,8 +78,9 @@ def test_library_that_is_none(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "cpu_avx2.so").write_bytes(content)
     (tmp_path / "manifest.json").write_text(json.dumps(manifest_json()))
+    artifact = open_artifact(tmp_path)
     with pytest.raises(ArtifactError, match="not a library of kernelgen"):
-        CompiledLibrary(open_artifact(tmp_path))
+        CompiledLibrary(artifact, artifact.manifests[0])
 
 
 def test_run_prints_text_and_figures(

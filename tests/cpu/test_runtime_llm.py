@@ -19,7 +19,7 @@ PROMPTS = [[5], [1, 2, 3], list(range(40)), [7] * 17, list(range(90, 10, -1)), [
 
 def open_toy(values: dict[str, Any] | None = None, **options: Any) -> LLM:
     values = values or manifest_json()
-    artifact = Artifact(manifest_of(values), Path("toy"))
+    artifact = Artifact((manifest_of(values),), Path("toy"))
     return LLM(artifact, "random:3", library=FakeLibrary(values), threads=1, **options)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from kernelgen_runtime.launch.args import ArgsWriter
+from kernelgen_runtime.launch.args import ArgsWriter, SlotSampling
 from kernelgen_runtime.launch.plans import plans_in_use
 from kernelgen_runtime.memory.cache import CacheTables
 from kernelgen_runtime.memory.groups import pages_of, peak_pages
@@ -52,7 +52,8 @@ class Bench:
         self.library.bind("logits", torch.zeros(8, VOCAB))
         self.library.bind("last_sampled", torch.zeros(seqs, dtype=torch.int32))
         self.library.bind("sampled", torch.zeros(8, dtype=torch.int32))
-        self.writer = ArgsWriter(manifest.args, seqs)
+        words = torch.zeros(manifest.args.words, dtype=torch.int32)
+        self.writer = ArgsWriter(manifest.args, SlotSampling(seqs), words)
         self.plans = plans_in_use(manifest.plans, seqs, self.limits.max_num_batched_tokens)
 
     def turn(self) -> list[Request]:

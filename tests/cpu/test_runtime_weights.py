@@ -378,7 +378,7 @@ def test_random_weights_depend_on_seed_and_name_only() -> None:
         {"name": "m", "shape": [3000, 2000], "dtypes": ["F32"]},
         {"name": "n", "shape": [3000, 2000], "dtypes": ["F32"]},
     ]
-    first, again, other = (RandomTensors(manifest_of(values), seed) for seed in (1, 1, 2))
+    first, again, other = (RandomTensors(manifest_of(values).model, seed) for seed in (1, 1, 2))
     whole = first.rows("m", 0, 3000, 2000)
     assert whole.numel() > POOL and torch.equal(again.rows("m", 2500, 7, 2000), whole[2500:2507])
     assert not torch.equal(other.rows("m", 0, 9, 2000), whole[:9])

@@ -16,7 +16,8 @@ from kernelgen.ir.op import Op, Trait
 from kernelgen.ir.types import Dim, Sizes, Type
 from kernelgen.ops import Attention, CacheWrite, Linear, Pointwise, Rope, RowReduce, View
 from kernelgen.ops.step import DenseCache, StepView
-from kernelgen.verify.bounds import Bounded, evaluate_bounded
+from kernelgen.verify.bounded import Bounded
+from kernelgen.verify.bounds import evaluate_bounded
 from kernelgen.verify.evaluate import evaluate_block
 
 TOKENS, WIDTH, OUT = 19, 96, 40
@@ -78,8 +79,8 @@ def test_right_arithmetic_is_inside_and_a_missing_column_outside(dtype: DType) -
 
 def test_bfloat16_asks_for_the_same_bits_nearly_everywhere() -> None:
     values = chain_values(BFLOAT16)
-    want = evaluate_bounded(chain(BFLOAT16), {n: v.double() for n, v in values.items()},
-                            view(TOKENS))["norm"]  # fmt: skip
+    exact = {n: v.double() for n, v in values.items()}
+    want = evaluate_bounded(chain(BFLOAT16), exact, view(TOKENS))["norm"]
     assert float((want.error == 0).double().mean()) > 0.99
     unit = want.value.abs() * 2.0**-7
     assert bool((want.error <= unit).all())

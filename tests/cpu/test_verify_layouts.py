@@ -28,8 +28,9 @@ def test_panels_hold_each_element_where_the_boundary_says(
     for row, column in itertools.product(range(panels * 32), range(even)):
         inside = row < n and column < k
         expected = matrix[row, column] if inside else 0
-        at = (row // 32, column // 2, row % 32, column % 2) if narrow else (row // 32, column, row % 32)
-        assert packed[at] == expected, (row, column)
+        pair = (row // 32, column // 2, row % 32, column % 2)
+        found = packed[pair if narrow else (row // 32, column, row % 32)]
+        assert found == expected, (row, column)
     assert torch.equal(unpack_panel(packed, n, k), matrix)
 
 

@@ -12,7 +12,14 @@ from kernelgen.verify.sampling import acceptable, noise
 
 VOCAB = 160
 # greedy, plain, top-p, top-k, both, one candidate
-SETTINGS = [(0.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 0, 0.9), (1.3, 5, 1.0), (0.8, 40, 0.6), (2.0, 1, 1.0)]
+SETTINGS = [
+    (0.0, 0, 1.0),
+    (0.7, 0, 1.0),
+    (1.0, 0, 0.9),
+    (1.3, 5, 1.0),
+    (0.8, 40, 0.6),
+    (2.0, 1, 1.0),
+]
 
 
 def one(temperature: float, top_k: int, top_p: float, seed: int = 7, position: int = 3) -> StepView:

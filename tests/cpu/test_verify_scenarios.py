@@ -62,8 +62,8 @@ def test_arguments_hold_the_step_and_nonsense_elsewhere() -> None:
     scenario = next(s for s in scenarios("mixed", 4096, 256) if s.tokens == 64 and s.requests[1:])
     rng = np.random.default_rng(1)
     tables, ids = block_tables(scenario, GROUPS, rng), token_ids(scenario, 100, rng)
-    names = ("counts", "token_ids", "row_slot", "row_query_start", "row_seq_len", "logit_token",
-             "logit_row", "temperature", "top_p", "top_k")  # fmt: skip
+    names = ["counts", "token_ids", "row_slot", "row_query_start", "row_seq_len", "logit_token"]
+    names += ["logit_row", "temperature", "top_p", "top_k"]
     sizes = {"counts": [4], "token_ids": [128], "row_query_start": [17]}
     fields, at = [], 0
     for name in names:

@@ -1,4 +1,4 @@
-"""Compiler processes that live for many tasks: fed in turn, replaced when they die, killed at the end."""
+"""Compiler processes for many tasks: fed in turn, replaced when they die, killed at the end."""
 
 from __future__ import annotations
 

@@ -14,7 +14,14 @@ from kernelgen.archs.registry import architectures
 from kernelgen.codegen.artefact import KernelSource
 from kernelgen.codegen.cpp.program import CppProgram, cpp_program
 from kernelgen.codegen.families import catalogue
-from kernelgen.codegen.manifest import CheckpointTensor, Identity, Library, kernel_list, manifest
+from kernelgen.codegen.manifest import (
+    CheckpointTensor,
+    Identity,
+    Library,
+    cpu_target,
+    kernel_list,
+    manifest,
+)
 from kernelgen.compile.cpp import CppSource, compile_cpp
 from kernelgen.compile.store import Store
 from kernelgen.core.dtypes import dtype as dtype_named
@@ -84,8 +91,7 @@ def build(
     about = manifest(
         identity,
         subject.spec,
-        made,
-        [Library(ISA, path, True)],
+        [cpu_target(made, [Library(ISA, path, True)])],
         tensors,
         subject.architecture.ignored(subject.spec),
     )
@@ -93,8 +99,8 @@ def build(
         "manifest.json": dumps_readable(about).encode(),
         "kernels.json": dumps_readable(kernel_list(made)).encode(),
     }
-    files |= {f"plans/{p.phase}_{p.size}.json": dumps_readable(p.to_json()).encode()
-              for p in made.plans}  # fmt: skip
+    for p in made.plans:
+        files[f"plans/{p.phase}_{p.size}.json"] = dumps_readable(p.to_json()).encode()
     store = Store()
     with store.session():
         sources = [CppSource(name, text) for name, text in sorted(units.items())]

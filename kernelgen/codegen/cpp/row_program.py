@@ -113,7 +113,9 @@ class RowProgram:
 
     def _reduce(self, node: Node, op: RowReduce) -> None:
         name, source = node.outputs[0], self.region.value(node.inputs[0]).type
-        head, text = self._head(source), cpp_name(node.outputs[0])
+        head, text = self._head(source), cpp_name(name)
+        if name in self.region.outputs:
+            text += "_here"  # the plain name is the operand that takes it
         element = cpp_expr(op.expr, [self.place(n).load("i", head) for n in node.inputs])
         call = f"kg::row_{op.how}<{source.row_width}>([&](int i) {{ return {element}; }})"
         all_heads = bool(head) and not self.head

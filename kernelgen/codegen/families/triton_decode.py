@@ -18,7 +18,6 @@ from kernelgen.codegen.families.triton_choice import Best, best, masked
 from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
-    NEAR_LATENCY_US,
     REDUCE_US,
     TICKET_US,
     UNIT_GB_S,
@@ -32,7 +31,7 @@ from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
 from kernelgen.ops import Attention
 from kernelgen.planner.cost import region_bytes, region_flops
-from kernelgen.planner.family import Pass, Refusal
+from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
 PAGE = 16
@@ -45,9 +44,9 @@ _STEP_US, _TOKEN_US = 0.8, 0.004
 _NEW_ROW_US = 0.8
 """the row that this step brings: its norm, its scores, its way into the cache"""
 _LEAST_HEADS = 16  # the short side of a tensor core product
-
-ONE_BLOCK, LAST_BLOCK, SECOND_KERNEL = 0, 1, 2
-"""values of `combine`: nothing to merge; the last block of a row merges; a second kernel merges"""
+_MOST_SPLITS = 64
+_FULL = 0.9
+"""of the multiprocessors: so many must find work in a long context, whatever context was planned"""
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,8 @@ class DecodeProblem:
     cache_bits: int
     visible: int
     """cache entries that a request reads"""
+    window: bool
+    """whether no request ever reads more than that"""
     statistics: int
     """norms of heads on the way"""
     prep_ops: int
@@ -89,6 +90,7 @@ def decode_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> Decod
         width=q.row_width,
         cache_bits=state.dtype.bits,
         visible=op.visible(sizes),
+        window=op.window is not None,
         statistics=min(1, sum(n.op.has(Trait.ROW_REDUCE) for n in prep)),
         prep_ops=sum(n.op.flops(types(n), sizes) for n in prep),
         insert=roles.insert is not None,
@@ -99,19 +101,25 @@ def decode_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> Decod
 
 @dataclass(frozen=True)
 class DecodeTile:
-    """A block reads one of `splits` parts of one cache head of one request, `tokens` entries a
-    step.
+    """A block reads one of at most `splits` equal parts of one cache head of one request, `tokens`
+    entries a step.
+
+    How many parts a request really has follows from its length; blocks without one leave. The last
+    block of a cache head to finish merges the parts.
     """
 
     tokens: int
     splits: int
     stages: int
     warps: int
-    combine: int
 
     def part(self, problem: DecodeProblem) -> int:
-        """Entries of one split, whole pages."""
-        return ceil_div(ceil_div(problem.visible, self.splits), PAGE) * PAGE
+        """Entries of one block, whole steps."""
+        return ceil_div(ceil_div(problem.visible, self.splits), self.tokens) * self.tokens
+
+    def parts(self, problem: DecodeProblem) -> int:
+        """Blocks of a cache head that have work."""
+        return ceil_div(problem.visible, self.part(problem))
 
     def footprint(self, problem: DecodeProblem) -> Footprint:
         """Shared memory: `stages` steps of keys and values. Registers: sums of all heads, scores of
@@ -123,18 +131,22 @@ class DecodeTile:
         return Footprint(self.warps, frame_registers(held + 16), shared + heads * width * 4)
 
     def problems(self, problem: DecodeProblem, device: Device) -> tuple[str, ...]:
-        """Limits of the block, splits without work, and a merge that does not fit the splits."""
+        """Limits of the block, a step longer than what is read, splits without work, and too few
+        blocks for a long context.
+        """
         found = list(self.footprint(problem).problems(device))
-        if (self.splits == 1) != (self.combine == ONE_BLOCK):
-            found.append(
-                "partial results are merged where there are several splits, and only there"
-            )
-        if self.splits > 1 and self.part(problem) < self.tokens:
-            found.append(
-                f"{problem.visible} entries in {self.splits} splits leave less than a step"
-            )
-        if self.splits == 1 and self.tokens > max(2 * PAGE, next_power_of_two(problem.visible)):
+        if self.tokens > max(2 * PAGE, next_power_of_two(problem.visible)):
             found.append(f"a step is longer than the {problem.visible} visible entries")
+        cache_heads = problem.requests * problem.kv_heads
+        if problem.window:
+            if self.splits > self.parts(problem):
+                found.append(
+                    f"{problem.visible} entries in {self.splits} splits leave less than a step"
+                )
+        elif cache_heads * self.splits < _FULL * device.units and self.splits < _MOST_SPLITS:
+            found.append(
+                f"{cache_heads * self.splits} blocks leave multiprocessors idle in any context"
+            )
         return tuple(found)
 
     def partial_bytes(self, problem: DecodeProblem) -> int:
@@ -143,19 +155,21 @@ class DecodeTile:
             return 0
         return problem.requests * problem.heads * self.splits * (problem.width + 2) * 4
 
-    def merged_us(self, problem: DecodeProblem) -> float:
-        """One block reads all partial results of its heads."""
-        size = self.splits * problem.group * (problem.width + 2) * 4
-        return size / (UNIT_GB_S * 1e3)
+    def merge_us(self, problem: DecodeProblem) -> float:
+        """The last block draws its ticket and reads all parts of its heads."""
+        if self.parts(problem) == 1:
+            return 0.0
+        size = self.parts(problem) * problem.group * (problem.width + 2) * 4
+        return TICKET_US + size / (UNIT_GB_S * 1e3)
 
     def time(self, problem: DecodeProblem, device: Device) -> Timing:
         """Pages from memory once. Every split prepares the query again; the last one also stores
         the new row.
         """
-        blocks = problem.requests * problem.kv_heads * self.splits
+        parts = self.parts(problem)
+        blocks = problem.requests * problem.kv_heads * parts
         pairs = problem.requests * problem.visible
         padded = max(_LEAST_HEADS, problem.group) * problem.kv_heads
-        merge = TICKET_US + self.merged_us(problem) if self.combine == LAST_BLOCK else 0.0
         step = _STEP_US + self.tokens * _TOKEN_US
         grid = Grid(
             blocks=blocks,
@@ -165,12 +179,12 @@ class DecodeTile:
             step_us=step,
             early_us=2 * LATENCY_US,  # lengths, page numbers, first keys: all there before the step
             lead_us=problem.statistics * REDUCE_US + step,
-            tail_us=_NEW_ROW_US * problem.insert + REDUCE_US + merge,
+            tail_us=_NEW_ROW_US * problem.insert + REDUCE_US + self.merge_us(problem),
         )
         demand = Demand(
             memory_bytes=problem.bytes,
-            cache_bytes=problem.bytes + 2 * self.partial_bytes(problem),
-            vector_ops=14.0 * pairs * padded + self.splits * problem.prep_ops,
+            cache_bytes=problem.bytes + 2 * self.partial_bytes(problem) * parts // self.splits,
+            vector_ops=14.0 * pairs * padded + parts * problem.prep_ops,
             tensor_flops=4.0 * pairs * padded * next_power_of_two(problem.width),
             tensor_dtype="bfloat16" if problem.cache_bits == 16 else "float32",
             tensor_share=0.3,
@@ -187,32 +201,19 @@ class DecodeTile:
         )
 
 
-def merge_us(problem: DecodeProblem, tile: DecodeTile, device: Device) -> float:
-    """The second kernel's time, boundary included."""
-    blocks = problem.requests * problem.kv_heads
-    crowding = ceil_div(blocks, device.units)
-    return device.boundary_us + NEAR_LATENCY_US + REDUCE_US + crowding * tile.merged_us(problem)
-
-
 def space() -> Iterator[DecodeTile]:
     """All tiles, those without a merge first."""
-    for splits in (1, 2, 4, 8, 16, 32, 64):
-        for combine in (ONE_BLOCK,) if splits == 1 else (LAST_BLOCK, SECOND_KERNEL):
-            for tokens in (64, 128, 32):
-                for stages in (2, 3):
-                    for warps in (4, 8):
-                        yield DecodeTile(tokens, splits, stages, warps, combine)
+    for splits in (1, 2, 4, 8, 16, 32, _MOST_SPLITS):
+        for tokens in (64, 128, 32):
+            for stages in (2, 3):
+                for warps in (4, 8):
+                    yield DecodeTile(tokens, splits, stages, warps)
 
 
 @lru_cache(maxsize=1024)
 def decode(problem: DecodeProblem, device: Device) -> Best[DecodeProblem] | Refusal:
-    """The best tile for a problem, the time of a second kernel counted."""
-    return best(space(), problem, device, lambda tile: _second(tile, problem, device))
-
-
-def _second(tile: object, problem: DecodeProblem, device: Device) -> float:
-    assert isinstance(tile, DecodeTile)
-    return merge_us(problem, tile, device) if tile.combine == SECOND_KERNEL else 0.0
+    """The best tile for a problem."""
+    return best(space(), problem, device)
 
 
 def decode_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:
@@ -230,20 +231,16 @@ def quote_decode(
         return found
     tile = found.tile
     assert isinstance(tile, DecodeTile)
-    passes: tuple[Pass, ...] = ()
-    partial, merge = tile.partial_bytes(problem), "a block reads all its entries"
-    if tile.combine == LAST_BLOCK:
-        merge = f"the last block of a cache head merges {tile.splits} splits"
-    elif tile.combine == SECOND_KERNEL:
-        merge = f"a second kernel merges {tile.splits} splits"
-        passes = (Pass("merge", 2 * partial, merge_us(problem, tile, device), merge),)
+    parts = tile.parts(problem)
+    how = "one block reads all entries of a cache head"
+    if parts > 1:
+        how = f"{parts} blocks of {tile.part(problem)} entries, the last one of a cache head merges"
     return Quote(
         best=found,
         bytes=problem.bytes,
         flops=problem.flops,
         problem=problem,
-        scratch_bytes=max(LEAST_BYTES, partial),
+        scratch_bytes=max(LEAST_BYTES, tile.partial_bytes(problem)),
         counters=problem.requests * problem.kv_heads,
-        passes=passes,
-        notes=(f"{merge}: {tile.part(problem)} in each",),
+        notes=(how, f"up to {tile.splits} blocks a cache head in longer contexts"),
     )

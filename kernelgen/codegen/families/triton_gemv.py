@@ -1,4 +1,4 @@
-"""Owns the product of up to 16 rows: weights stream through registers, vector units multiply."""
+"""Owns the product of one row: weights stream through registers, vector units multiply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Timing, timing
 from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
-
 
 
 @dataclass(frozen=True)

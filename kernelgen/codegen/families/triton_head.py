@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from kernelgen.codegen.families.roles import HeadRoles, head_roles
 from kernelgen.codegen.families.triton_block import Footprint
 from kernelgen.codegen.families.triton_choice import Best, Tile
 from kernelgen.codegen.families.triton_family import Quote
-from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
+from kernelgen.codegen.families.triton_gemm import LEAST_ROWS, GemmTile, gemm
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_linear import prep_notes
 from kernelgen.codegen.families.triton_product import Product, product
-from kernelgen.codegen.families.triton_sample import CANDIDATE_BYTES, NOISE_OPS, choose_pass
+from kernelgen.codegen.families.triton_sample import SampleTile, choose_pass, choose_tile
 from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
 from kernelgen.codegen.families.triton_time import Timing
 from kernelgen.hw.device import Device
@@ -23,19 +24,18 @@ from kernelgen.planner.network import Region
 
 CORES = (("gemv", gemv), ("skinny", skinny), ("gemm", gemm))
 """product families by the number that `core` has in a choice"""
+_KEEP_OPS = 4  # mask, comparison, place
+HEAD_COUNTERS = 3
+"""int32 words for each logit row: the best candidate so far (64 bits), and a ticket"""
 
 
 @dataclass(frozen=True)
 class HeadTile:
-    """A tile of one of the product families."""
+    """A tile of one of the product families, and how rows with top-k or top-p are scanned."""
 
     core: int
     inner: GemvTile | SkinnyTile | GemmTile
-
-    @property
-    def outputs(self) -> int:
-        """Columns of a block: one candidate each."""
-        return self.inner.outputs
+    choose: SampleTile
 
     def footprint(self, problem: Product) -> Footprint:
         """That of the product."""
@@ -60,9 +60,10 @@ class HeadBest(Best[Product]):
 
     @property
     def choice(self) -> dict[str, int]:
-        """The core's number, then its tile."""
+        """The core's number, its tile, and that of the second kernel as `choose_…`."""
         assert isinstance(self.tile, HeadTile)
-        return {"core": self.tile.core, **asdict(self.tile.inner)}
+        later = {f"choose_{name}": value for name, value in asdict(self.tile.choose).items()}
+        return {"core": self.tile.core, **asdict(self.tile.inner), **later}
 
 
 def head_sample_roles(region: Region, phase: str) -> HeadRoles | Refusal | None:
@@ -70,34 +71,51 @@ def head_sample_roles(region: Region, phase: str) -> HeadRoles | Refusal | None:
     return head_roles(region)
 
 
+def head_tile(choice: Mapping[str, int]) -> HeadTile:
+    """The tile that a choice spells."""
+    later = {k.removeprefix("choose_"): v for k, v in choice.items() if k.startswith("choose_")}
+    inner = {k: v for k, v in choice.items() if k != "core" and not k.startswith("choose_")}
+    kind = (GemvTile, SkinnyTile, GemmTile)[choice["core"]]
+    return HeadTile(choice["core"], kind(**inner), SampleTile(**later))
+
+
 def quote_head(region: Region, roles: HeadRoles, sizes: Sizes, device: Device) -> Quote | Refusal:
-    """The fastest product with the choice's work on top, then the second kernel."""
-    plain = product(region, roles.linear, sizes)
-    problem = replace(plain, finish_ops=plain.finish_ops + NOISE_OPS)
+    """The fastest product with the choice's work on top, then the second kernel.
+
+    The product takes all logit rows that a step may ask for.
+    """
+    plain = product(region, roles.linear, sizes.capacity)
+    problem = replace(plain, finish_ops=plain.finish_ops + _KEEP_OPS)
+    logits = region.value(roles.sample.inputs[0]).type
+    later = choose_tile(problem.rows, logits.row_width, device)
     found: list[HeadBest] = []
     refused: list[str] = []
     for core, (name, choose) in enumerate(CORES):
-        answer = choose(problem, device)
+        # Bands of the many-row product that are not asked for cost nothing: it is chosen for the
+        # rows of a usual step.
+        usual = max(LEAST_ROWS, product(region, roles.linear, sizes).rows)
+        asked = replace(problem, rows=min(usual, problem.rows)) if name == "gemm" else problem
+        answer = choose(asked, device)
         if isinstance(answer, Refusal):
             refused.append(f"{name}: {answer.reason}")
             continue
         tile: Tile[Product] = answer.tile
         assert isinstance(tile, GemvTile | SkinnyTile | GemmTile)
-        found.append(HeadBest(HeadTile(core, tile), answer.timing, answer.legal, answer.looked_at))
+        if isinstance(tile, SkinnyTile):
+            tile = replace(tile, splits=1)  # partial sums are no candidates
+        timing = tile.time(asked, device)
+        found.append(HeadBest(HeadTile(core, tile, later), timing, answer.legal, answer.looked_at))
     if not found:
         return Refusal("; ".join(refused))
     best = min(found, key=lambda b: b.timing.us)
     assert isinstance(best.tile, HeadTile)
-    columns = problem.groups[0][0]
-    parts = problem.tiles(best.tile.outputs)
-    logits = region.value(roles.sample.inputs[0]).type
-    most = logits.elements(sizes.capacity) // logits.row_width
     return Quote(
         best=best,
         bytes=region_bytes(region, sizes),
         flops=region_flops(region, sizes),
         problem=problem,
-        scratch_bytes=most * parts * CANDIDATE_BYTES,
-        passes=(choose_pass(problem.rows, columns, parts, device),),
+        scratch_bytes=problem.rows * later.row_words(logits.row_width) * 4,
+        counters=HEAD_COUNTERS * problem.rows,
+        passes=(choose_pass(problem.rows, device),),
         notes=(f"{CORES[best.tile.core][0]} tiles", *prep_notes(problem)),
     )

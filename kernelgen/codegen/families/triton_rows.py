@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from kernelgen.codegen.families.roles import RowRoles, row_roles
+from kernelgen.codegen.families.row_sections import mixed_rows, row_sections
 from kernelgen.codegen.families.triton_block import (
     WARP,
     Footprint,
@@ -51,16 +52,11 @@ class RowsProblem:
 
 
 def rows_problem(region: Region, sizes: Sizes) -> RowsProblem:
-    """The numbers of a matched region; the widest op decides rows and width."""
-    shapes = []
-    for node in region.nodes:
-        of = node.inputs[1] if node.op.has(Trait.STATE_WRITE) else node.outputs[0]
-        type_ = region.value(node.inputs[0] if node.op.has(Trait.ROW_REDUCE) else of).type
-        shapes.append((type_.row_width, type_.elements(sizes) // type_.row_width))
-    width = max(w for w, _ in shapes)
+    """The numbers of a matched region; the widest rows that it stores decide rows and width."""
+    widest = max(row_sections(region), key=lambda s: (s.width, s.rows(sizes)))
     return RowsProblem(
-        rows=max(rows for w, rows in shapes if w == width),
-        width=width,
+        rows=widest.rows(sizes),
+        width=widest.width,
         depth=_depth(region),
         gathers=bool(region.with_trait(Trait.GATHER | Trait.SELECT | Trait.STATE_WRITE)),
         bytes=region_bytes(region, sizes),
@@ -150,7 +146,8 @@ def rows(problem: RowsProblem, device: Device) -> Best[RowsProblem] | Refusal:
 
 def rows_roles(region: Region, phase: str) -> RowRoles | Refusal | None:
     """Row ops, also side by side: blocks take the rows of each in turn."""
-    return row_roles(region, side_by_side=True)
+    roles = row_roles(region, side_by_side=True)
+    return (mixed_rows(region) or roles) if isinstance(roles, RowRoles) else roles
 
 
 def quote_rows(region: Region, roles: RowRoles, sizes: Sizes, device: Device) -> Quote | Refusal:

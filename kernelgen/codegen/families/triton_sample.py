@@ -1,4 +1,4 @@
-"""Owns the choice of a token: candidates of each part of the vocabulary, then one among them."""
+"""Owns the choice of a token: blocks scan parts of a row, the last one of the row chooses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_time import (
     NEAR_LATENCY_US,
     REDUCE_US,
-    UNIT_GB_S,
+    TICKET_US,
     Demand,
     Grid,
     Timing,
@@ -25,14 +25,15 @@ from kernelgen.planner.cost import region_bytes, region_flops
 from kernelgen.planner.family import Pass, Refusal
 from kernelgen.planner.network import Region
 
-CANDIDATE_BYTES = 16
-"""of each row and part: best logit with and without noise, each with its token"""
+GROUP = 64
+"""neighbouring logits that share one entry of a row's list of maxima"""
+LIST = 4096
+"""logits among which one block finds exact bounds: all that reach a bound taken from the maxima"""
 NOISE_OPS = 60
 """float32 and integer instructions for one logit: scale, hash of (seed, position, token), two
 logarithms, comparison"""
-_THRESHOLD_PASSES = 3
-"""times that a row with top-k or top-p reads its logits again: two to bound the threshold by
-digits, one to choose"""
+_SEARCH_US = 8.0
+"""a row with top-k or top-p: maxima, list, and two searches by halving. Assumed."""
 
 
 @dataclass(frozen=True)
@@ -47,58 +48,91 @@ class SampleProblem:
 
 @dataclass(frozen=True)
 class SampleTile:
-    """A block finds the best candidate of `columns` logits of one row."""
+    """A block scans one of at most `parts` parts of a row, `columns` logits a step; the last block
+    of a row chooses among what all have found.
+    """
 
     columns: int
+    parts: int
     warps: int
 
+    def share(self, vocabulary: int) -> int:
+        """Logits of a block, whole steps."""
+        return ceil_div(ceil_div(vocabulary, self.parts), self.columns) * self.columns
+
+    def blocks(self, vocabulary: int) -> int:
+        """Blocks of a row that have a share."""
+        return ceil_div(vocabulary, self.share(vocabulary))
+
+    def row_words(self, vocabulary: int) -> int:
+        """32-bit words of scratch for a row: two of each block, maximum and number of each group,
+        and the list of logits and tokens.
+        """
+        words = 2 * (self.blocks(vocabulary) + ceil_div(vocabulary, GROUP) + LIST)
+        return ceil_div(words, 32) * 32
+
     def footprint(self, problem: SampleProblem) -> Footprint:
-        """Registers: logits with their noise."""
-        return Footprint(self.warps, frame_registers(3 * self.columns / (self.warps * WARP)), 1024)
+        """Registers: the list with its ranks, tokens and masses."""
+        held = 6 * max(LIST, self.columns) / (self.warps * WARP)
+        return Footprint(self.warps, frame_registers(held), 8 * self.columns)
 
     def problems(self, problem: SampleProblem, device: Device) -> tuple[str, ...]:
-        """Limits of the block."""
-        return self.footprint(problem).problems(device)
+        """Limits of the block, and blocks that wait for others to finish."""
+        found = list(self.footprint(problem).problems(device))
+        if problem.rows * self.parts > max(device.units, problem.rows):
+            found.append(
+                f"{problem.rows} rows in {self.parts} parts, {device.units} multiprocessors"
+            )
+        return tuple(found)
 
     def time(self, problem: SampleProblem, device: Device) -> Timing:
         """Logits once; every logit gets its noise."""
         logits = problem.rows * problem.vocabulary
+        blocks = self.blocks(problem.vocabulary)
         grid = Grid(
-            blocks=problem.rows * ceil_div(problem.vocabulary, self.columns),
+            blocks=problem.rows * blocks,
             footprint=self.footprint(problem),
-            steps=1,
+            steps=ceil_div(self.share(problem.vocabulary), self.columns),
+            in_flight=3,
+            tail_us=2 * REDUCE_US + (TICKET_US if blocks > 1 else 0.0),
         )
         demand = Demand(memory_bytes=problem.bytes, vector_ops=float(NOISE_OPS * logits))
         return timing(grid, demand, device)
 
     def masks(self, problem: SampleProblem) -> tuple[str, ...]:
-        """The last part of the vocabulary."""
+        """The last step of the vocabulary."""
         return masked("columns", problem.vocabulary, self.columns)
-
-
-def choose_pass(rows: int, vocabulary: int, parts: int, device: Device) -> Pass:
-    """The second kernel: one block a row reads its candidates; rows with top-k or top-p read their
-    logits again.
-    """
-    candidates = rows * parts * CANDIDATE_BYTES
-    us = device.boundary_us + NEAR_LATENCY_US + REDUCE_US
-    again = _THRESHOLD_PASSES * vocabulary * 4 / (UNIT_GB_S * 1e3)
-    added = f"top-k or top-p in any row add about {again:.0f} µs"
-    why = f"{parts} candidates a row; {added}"
-    return Pass("choose", candidates, us + candidates / (device.read_gb_s * 1e3), why)
 
 
 def space() -> Iterator[SampleTile]:
     """All tiles."""
-    for columns in (2048, 4096, 1024, 8192):
-        for warps in (4, 8):
-            yield SampleTile(columns, warps)
+    for parts in (1, 2, 4, 8, 16, 32, 64, 128):
+        for columns in (2048, 4096, 1024):
+            for warps in (16, 8):
+                yield SampleTile(columns, parts, warps)
 
 
 @lru_cache(maxsize=256)
 def sample(problem: SampleProblem, device: Device) -> Best[SampleProblem] | Refusal:
     """The best tile for a problem."""
     return best(space(), problem, device)
+
+
+def choose_tile(rows: int, vocabulary: int, device: Device) -> SampleTile:
+    """Blocks behind a product that keeps the largest logit of each row: only rows with a
+    temperature are scanned.
+    """
+    parts = 1
+    while 2 * parts * rows <= device.units and parts * 2048 < vocabulary:
+        parts *= 2
+    return SampleTile(columns=2048, parts=parts, warps=16)
+
+
+def choose_pass(rows: int, device: Device) -> Pass:
+    """The second kernel of a head: it reads one candidate a row."""
+    us = device.boundary_us + NEAR_LATENCY_US
+    why = "the largest logit of each row is known; rows with a temperature read theirs again"
+    return Pass("choose", rows * 8, us, why)
 
 
 def sample_roles(region: Region, phase: str) -> Region | Refusal | None:
@@ -111,11 +145,11 @@ def sample_roles(region: Region, phase: str) -> Region | Refusal | None:
 
 
 def quote_sample(region: Region, roles: Region, sizes: Sizes, device: Device) -> Quote | Refusal:
-    """Candidates of each part, then the choice."""
+    """The best tile; blocks are counted for all rows that a step may ask for."""
     node = region.nodes[0]
     logits = region.value(node.inputs[0]).type
     problem = SampleProblem(
-        rows=logits.elements(sizes) // logits.row_width,
+        rows=logits.elements(sizes.capacity) // logits.row_width,
         vocabulary=logits.row_width,
         bytes=region_bytes(region, sizes),
         flops=region_flops(region, sizes),
@@ -125,13 +159,13 @@ def quote_sample(region: Region, roles: Region, sizes: Sizes, device: Device) ->
         return found
     tile = found.tile
     assert isinstance(tile, SampleTile)
-    parts = ceil_div(problem.vocabulary, tile.columns)
     most = logits.elements(sizes.capacity) // logits.row_width
     return Quote(
         best=found,
         bytes=problem.bytes,
         flops=problem.flops,
         problem=problem,
-        scratch_bytes=most * parts * CANDIDATE_BYTES,
-        passes=(choose_pass(problem.rows, problem.vocabulary, parts, device),),
+        scratch_bytes=most * tile.row_words(problem.vocabulary) * 4,
+        counters=most,
+        notes=(f"a row with top-k or top-p adds about {_SEARCH_US:.0f} µs, all rows at a time",),
     )

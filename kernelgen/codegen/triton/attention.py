@@ -5,30 +5,100 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from kernelgen.codegen.cuda.launches import GpuKernel, GpuPass, Grid
+from kernelgen.codegen.cuda.unit import TritonUnit
 from kernelgen.codegen.families.roles import AttentionRoles
-from kernelgen.codegen.families.triton_block import next_power_of_two
+from kernelgen.codegen.families.triton_block import ceil_div, next_power_of_two
+from kernelgen.codegen.families.triton_decode import DecodeTile
+from kernelgen.codegen.families.triton_prefill import PrefillTile
+from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import triton_name, triton_type
 from kernelgen.codegen.triton.frame import Frame, Mask
+from kernelgen.codegen.triton.kernels import Choice, StepLayout, header, kernel_arguments
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.core.dtypes import FLOAT32
+from kernelgen.ir.types import Sizes
 from kernelgen.ops import Attention
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
-from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
 
 _LINE_BYTES = 128  # of the L2 cache
 _LEAST_SIDE = 16  # rows of a tensor core product
+_MERGED_AT_ONCE = 8  # partial results that a block holds
 _PRECISE = ', input_precision="ieee"'
 """float32 caches are multiplied as float32, not rounded to tf32 on their way to tensor cores"""
+_FIELDS = ("counts", "row_slot", "row_query_start", "row_seq_len")
+
+
+def decode_kernel(
+    kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
+) -> GpuKernel:
+    """Attention of a decode step. `why`: the planner's argument, for the header."""
+    tile, context = DecodeTile(**choice), decode_context(kernel, layout.cache, layout.args)
+
+    def grid(sizes: Sizes) -> Grid:
+        return (context["kv_heads"], tile.splits, sizes.tokens)
+
+    constants = {
+        "TOKENS": tile.tokens,
+        "SPLITS": tile.splits,
+        "CHUNK": min(_MERGED_AT_ONCE, next_power_of_two(tile.splits)),
+    }
+    # The page numbers of a step are loaded half of the stages ahead of its keys and values.
+    unit = _unit(kernel, choice, context, why, constants, tile.warps, 2 * tile.stages + 1)
+    return GpuKernel((GpuPass(unit, tuple(g.source for g in kernel_arguments(kernel)), grid),))
+
+
+def prefill_kernel(
+    kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
+) -> GpuKernel:
+    """Attention of a mixed step. `why`: the planner's argument, for the header."""
+    tile, context = PrefillTile(**choice), prefill_context(kernel, layout.cache, layout.args)
+    queries = tile.rows // context["group"]
+
+    def grid(sizes: Sizes) -> Grid:
+        requests = min(sizes.tokens, layout.args.max_rows)  # each may leave a tile unfilled
+        return (context["kv_heads"], ceil_div(sizes.tokens, queries) + requests, 1)
+
+    constants = {"SIDE": tile.rows, "TOKENS": tile.tokens}
+    unit = _unit(kernel, choice, context, why, constants, tile.warps, 2 * tile.stages - 1)
+    return GpuKernel((GpuPass(unit, tuple(g.source for g in kernel_arguments(kernel)), grid),))
+
+
+def _unit(
+    kernel: Kernel,
+    choice: Choice,
+    context: dict[str, Any],
+    why: tuple[str, ...],
+    constants: dict[str, int],
+    warps: int,
+    stages: int,
+) -> TritonUnit:
+    given = kernel_arguments(kernel)
+    text = render(
+        f"triton/{kernel.match.family.name}.py.j2",
+        name=kernel.name,
+        header=header(kernel, why),
+        parameters=[{"name": g.argument.name, "note": g.note} for g in given],
+        **context,
+    )
+    tag = "_".join(f"{name[0]}{value}" for name, value in choice.items())
+    return TritonUnit(
+        name=f"{kernel.name}_{tag}",
+        text=text,
+        function=kernel.name,
+        signature=tuple(g.argument for g in given),
+        constants=tuple(constants.items()),
+        num_warps=warps,
+        num_stages=stages,
+        pdl=True,
+        tile=", ".join(f"{name} {value}" for name, value in choice.items()),
+    )
 
 
 def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> dict[str, Any]:
-    """What both attention templates need: sizes, words of args, names, and the query's statements.
-
-    A state of the signature becomes three parameters: pages as the cache's dtype, `<name>_offset` (bytes of this layer's place in
-    a page, int64, a multiple of 64), and `<name>_table` (block table of the layer's group inside args, int32).
-    """
+    """What both attention templates need: sizes, words of args and names."""
     region, roles = kernel.match.region, kernel.match.roles
     assert isinstance(roles, AttentionRoles)
     op = roles.anchor.op
@@ -40,7 +110,6 @@ def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> d
     heads, kv_heads = query.static_elements // dim, entry.static_elements // dim
     assert dim % (16 // size) == 0, "rows of keys are whole 16-byte words"
     return {
-        "parameters": attention_parameters(kernel),
         "page_tokens": PAGE_TOKENS,
         "page_elements": cache.page_bytes // size,
         "heads": heads,
@@ -98,26 +167,7 @@ def prefill_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> dic
     return context
 
 
-def attention_parameters(kernel: Kernel) -> list[str]:
-    """Names of the run-time parameters before `args`, in the order of the signature."""
-    region = kernel.match.region
-    found: list[str] = []
-    for name in kernel.signature:
-        if name in ("scratch", "counters"):
-            found.append(name)
-            continue
-        found.append(triton_name(name))
-        if _is_state(region, name):
-            found += [f"{found[-1]}_offset", f"{found[-1]}_table"]
-    return found
-
-
-def _is_state(region: Region, name: str) -> bool:
-    return region.value(name).role.value == "state"
-
-
 def _words(args: ArgsLayout) -> list[tuple[str, int]]:
     """Constants of a kernel that reads args: where fields start, and their capacities."""
-    fields = ("counts", "row_slot", "row_query_start", "row_seq_len")
-    found = [(name.upper(), args.offset(name)) for name in fields]
+    found = [(name.upper(), args.offset(name)) for name in _FIELDS]
     return [*found, ("ROWS", next_power_of_two(args.max_rows)), ("MAX_PAGES", args.max_pages)]

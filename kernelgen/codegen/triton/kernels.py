@@ -19,6 +19,7 @@ from kernelgen.codegen.cuda.launches import (
 )
 from kernelgen.codegen.cuda.unit import Argument, TritonUnit
 from kernelgen.codegen.families.roles import LinearRoles
+from kernelgen.codegen.families.row_sections import row_sections
 from kernelgen.codegen.families.triton_block import ceil_div
 from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
@@ -28,10 +29,10 @@ from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import element_type, triton_name
 from kernelgen.codegen.triton.product import GEMM, GEMV, SKINNY, product_context
-from kernelgen.codegen.triton.rows import POSITIONS, row_sections, rows_context
+from kernelgen.codegen.triton.rows import POSITIONS, rows_context
 from kernelgen.ir.graph import Role
 from kernelgen.ir.op import Trait
-from kernelgen.ir.types import Dim, Sizes
+from kernelgen.ir.types import Sizes
 from kernelgen.planner.caches import CacheSchema
 from kernelgen.planner.network import Region
 from kernelgen.planner.plan import COUNTERS, SCRATCH, Kernel
@@ -168,11 +169,10 @@ def _gemm(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
 
 
 def _rows(region: Region, roles: Roles, choice: Choice) -> _Tile:
-    tile, sections = RowsTile(**choice), [shape for shape, _ in row_sections(region)]
+    tile, sections = RowsTile(**choice), row_sections(region)
 
     def grid(sizes: Sizes) -> Grid:
-        tokens = {Dim.T: sizes.tokens, Dim.B: sizes.capacity.rows}
-        blocks = (s.blocks(tokens[s.leading], tile.rows, tile.width) for s in sections)
+        blocks = (s.blocks(sizes.capacity, tile.rows, tile.width) for s in sections)
         return (max(blocks), len(sections), 1)
 
     return _Tile({"ROWS": tile.rows, "WIDTH": tile.width}, tile.warps, 1, grid)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from kernelgen.codegen.families.row_sections import Section, row_sections
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import stored, triton_name
 from kernelgen.codegen.triton.frame import Frame, Mask
@@ -12,59 +12,20 @@ from kernelgen.codegen.triton.product import COUNT_WORDS, step_words
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
-from kernelgen.ir.types import Dim, Type
 from kernelgen.ops import CacheWrite
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
 from kernelgen.planner.network import Region
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What one row of a section is: a token's or logit's row, or one of its heads."""
-
-    leading: Dim
-    heads: int
-    width: int
-    parts: bool
-    """whether blocks may take parts of a row: nothing needs all of it"""
-
-    def blocks(self, tokens: int, rows: int, width: int) -> int:
-        """Blocks of `rows` rows, and of `width` columns where parts are allowed."""
-        parts = -(-self.width // width) if self.parts else 1
-        return -(-tokens * self.heads // rows) * parts
-
-
-def row_sections(region: Region) -> list[tuple[Shape, list[Node]]]:
-    """Nodes by the rows they work on. Nodes that hand values to each other share a shape: the family sees to it."""
-    found: dict[tuple[Any, ...], list[Node]] = {}
-    for node in region.nodes:
-        type_ = _worked_on(region, node)
-        key = (type_.leading, type_.static_elements // type_.row_width, type_.row_width)
-        found.setdefault(key, []).append(node)
-    return [
-        (Shape(*key, parts=not any(n.op.has(Trait.ROW_REDUCE) for n in nodes)), nodes)
-        for key, nodes in found.items()
-    ]
-
-
-def _worked_on(region: Region, node: Node) -> Type:
-    """The type whose rows a node walks."""
-    if node.op.has(Trait.STATE_WRITE):
-        return region.value(node.inputs[1]).type
-    name = node.inputs[0] if node.op.has(Trait.ROW_REDUCE) else node.outputs[0]
-    return region.value(name).type
-
-
 def rows_context(region: Region, cache: CacheSchema, args: ArgsLayout) -> dict[str, Any]:
     """What `triton/rows.py.j2` needs."""
-    sections, taken = row_sections(region), set[str]()
-    words = step_words(args)
-    made = [_section(region, shape, nodes, taken, words) for shape, nodes in sections]
+    sections, taken, words = row_sections(region), set[str](), step_words(args)
+    made = [_section(region, section, taken, words) for section in sections]
     for number, section in enumerate(made):
         section["number"] = number
     return {
         "sections": made,
-        "count_word": COUNT_WORDS[sections[0][0].leading],
+        "count_word": COUNT_WORDS[sections[0].leading],
         "paged": bool(region.with_trait(Trait.STATE_WRITE)),
         "page_bytes": cache.page_bytes,
         "max_pages": args.max_pages,
@@ -72,31 +33,37 @@ def rows_context(region: Region, cache: CacheSchema, args: ArgsLayout) -> dict[s
 
 
 def _section(
-    region: Region, shape: Shape, nodes: list[Node], taken: set[str], words: dict[str, int]
+    region: Region, section: Section, taken: set[str], words: dict[str, int]
 ) -> dict[str, Any]:
-    three = any(len(_worked_on(region, n).shape) == 3 for n in nodes)
+    by_head = section.heads > 1 or any(_by_head(region, node) for node in section.stored)
     frame = Frame(
         row="row",
-        head="head" if three else "",
+        head="head" if by_head else "",
         column="col",
         tile=Mask("mine"),
         vector=Mask("inside", "RAGGED"),
         number=Mask("live"),
     )
     program = TileProgram(region, frame, taken, words=words)
-    for node in nodes:
+    for node in section.stored:
         if isinstance(node.op, CacheWrite):
             _insert(program, node)
-        elif node.outputs[0] in region.outputs:
+        else:
             _store(program, node)
     return {
-        "heads": shape.heads,
-        "width": shape.width,
-        "three": three,
-        "parts": shape.parts,
-        "names": [n.name for n in nodes],
+        "heads": section.heads,
+        "width": section.width,
+        "by_head": by_head,
+        "parts": section.parts,
+        "names": [n.name for n in section.stored],
         "lines": program.lines,
     }
+
+
+def _by_head(region: Region, node: Node) -> bool:
+    """Whether rows are heads, be it one a token."""
+    name = node.inputs[1] if isinstance(node.op, CacheWrite) else node.inputs[0]
+    return len(region.value(name).type.shape) == 3
 
 
 def _store(program: TileProgram, node: Node) -> None:

@@ -6,7 +6,7 @@ Every value is rounded to its own dtype where its op ends, so that a fused progr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kernelgen.codegen.triton.expressions import rounded, triton_expr, triton_name
 from kernelgen.codegen.triton.frame import Frame, address, load_as_float
@@ -43,13 +43,22 @@ class TileProgram:
         """The variable that holds a value at the frame."""
         at = frame or self.frame
         base = self.region.base(name)
-        width_one = self._is_number(name)
-        key = (base if base in self.region.made else name, self.frame.column if width_one else at.column)
+        node = self._maker(base)
+        if node is not None:
+            at = self._whole(name, base, at)
+        key = (name if node is None else base, self.frame.column if self._is_number(name) else at.column)
         if key not in self.names:
-            node = self._maker(base)
             text = self._outside(name, at) if node is None else self._made(node, at)
             self.names[key] = self.let(name, text)
         return self.names[key]
+
+    def _whole(self, name: str, base: str, at: Frame) -> Frame:
+        """The frame of a value made inside that is seen through a view: its columns in the whole row."""
+        type_, access = self.region.value(name).type, self.region.network.access[name]
+        if name == base or len(type_.shape) == len(self.region.value(base).type.shape):
+            return at
+        column = address(f"{at.head} * {type_.row_width}", str(access.offset), at.column)
+        return replace(at, column=f"({column})", vector=at.tile, head="")
 
     def let(self, name: str, text: str) -> str:
         """Assign a text to a new variable named after a value."""

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import ArtifactError, shown
 from .manifest import Library, Manifest
-from .read import MAX_MANIFEST_BYTES, read_manifest
+from .read import MAX_MANIFEST_BYTES, read_manifests
 
 MAX_LIBRARY_BYTES = 1 << 30
 _MANIFEST = "manifest.json"
@@ -21,12 +21,12 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OSError)
 
 @dataclass(frozen=True)
 class Artifact:
-    """A checked manifest and the folder its paths are relative to.
+    """A checked manifest for each target, and the folder their paths are relative to.
 
     `lifetime` is set for a wheel: the folder is a private temporary one that goes with this object.
     """
 
-    manifest: Manifest
+    manifests: tuple[Manifest, ...]
     folder: Path
     lifetime: object = None
 
@@ -44,7 +44,7 @@ def open_artifact(path: str | Path) -> Artifact:
     if path.is_file() and path.suffix == ".whl":
         return _open_wheel(path)
     if (path / _MANIFEST).is_file():
-        return Artifact(read_manifest(path / _MANIFEST), path)
+        return Artifact(read_manifests(path / _MANIFEST), path)
     if not path.exists():
         raise ArtifactError(f"{path}: no such file or folder")
     if path.is_file():
@@ -60,8 +60,8 @@ def _open_wheel(path: Path) -> Artifact:
         with zipfile.ZipFile(path) as wheel:
             package = _package_folder(wheel, path)
             _extract(wheel, package / _MANIFEST, folder / _MANIFEST, MAX_MANIFEST_BYTES)
-            manifest = read_manifest(folder / _MANIFEST)
-            for library in manifest.libraries:
+            manifests = read_manifests(folder / _MANIFEST)
+            for library in [library for m in manifests for library in m.libraries]:
                 target = folder / library.path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 _extract(wheel, package / library.path, target, MAX_LIBRARY_BYTES)
@@ -71,7 +71,7 @@ def _open_wheel(path: Path) -> Artifact:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    artifact = Artifact(manifest, folder, lifetime := _Lifetime())
+    artifact = Artifact(manifests, folder, lifetime := _Lifetime())
     weakref.finalize(lifetime, shutil.rmtree, folder, ignore_errors=True)
     return artifact
 

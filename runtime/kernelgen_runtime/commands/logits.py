@@ -8,6 +8,8 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from ..artifact.open import open_artifact
+from ..device.choose import choose
 from ..errors import RequestError, shown
 from ..llm import LLM
 from ..scoring import Case
@@ -32,22 +34,24 @@ def logits(options: argparse.Namespace) -> int:
 
 def open_for_scoring(options: argparse.Namespace, cases: dict[str, Case]) -> LLM:
     """Return an LLM whose sequences, slots and cache fit the cases."""
-    from ..artifact.open import open_artifact
-
     artifact = open_artifact(options.artifact)
-    rows = max(1, LOGIT_BYTES // (4 * artifact.manifest.vocab))
-    seqs = min(len(cases), artifact.manifest.args.max_rows) if options.batch else 1
+    choice = choose(artifact.manifests, options.device)
+    rows = max(1, LOGIT_BYTES // (4 * choice.manifest.vocab))
+    seqs = min(len(cases), choice.manifest.args.max_rows) if options.batch else 1
     longest = max(len(case.prompt_ids) + len(case.fed_ids) for case in cases.values())
     return LLM(
         artifact,
         options.weights,
+        device=choice,
         max_num_seqs=seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len or max(1, longest),
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        gpu_memory_utilization=options.gpu_memory_utilization,
         threads=options.threads,
         chunk_tokens=options.chunk,
         logit_rows=rows,
+        graphs=not options.eager,
     )
 
 

@@ -22,21 +22,25 @@ def run(options: argparse.Namespace) -> int:
     llm = LLM(
         options.artifact,
         options.weights,
+        device=options.device,
         max_num_seqs=1,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
+        gpu_memory_utilization=options.gpu_memory_utilization,
         threads=options.threads,
+        graphs=not options.eager,
     )
     params = sampling_params(llm, options)
     if options.interactive:
         return chat(llm, params, options.raw)
     output = answer(llm, prompt_ids(llm, options), params, silent=options.json)
     measured = figures(llm, output, process_start(), IMPORTS_DONE)
-    library = llm.library
+    library, device = llm.library, llm.device
     del llm  # the buffer that bandwidth is measured on must not come on top of the weights
-    if options.bandwidth_seconds > 0:
-        measured = compared(measured, library.read_bandwidth(options.bandwidth_seconds))
+    if (seconds := options.bandwidth_seconds) > 0:
+        bandwidth = library.read_bandwidth(seconds) or device.read_bandwidth(seconds)
+        measured = compared(measured, bandwidth)
     if options.json:
         shown_output = {
             "text": output.text,

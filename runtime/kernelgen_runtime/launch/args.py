@@ -36,30 +36,44 @@ class SlotSampling:
 
 
 class ArgsWriter:
-    """The `args` tensor and NumPy views of its fields; `tensor` is what a step gets."""
+    """One `args` tensor on the host and NumPy views of its fields.
 
-    def __init__(self, schema: ArgsSchema, slots: int) -> None:
-        words = np.zeros(schema.words, np.int32)
-        self.tensor = torch.from_numpy(words)
+    `tensor` (int32 [words]) is what a step gets, `words` the same in NumPy. `used` says how much of
+    each field the step now written may read: entries of a list, rows and columns of a block table.
+    """
+
+    def __init__(self, schema: ArgsSchema, sampling: SlotSampling, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.words: Ints = tensor.numpy()
+        self.words[:] = 0
         self.fields: dict[str, Ints] = {}
         for field in schema.fields:
-            span = words[field.offset : field.offset + elements(field.shape)].reshape(field.shape)
+            span = self.words[field.offset : field.offset + elements(field.shape)]
+            span = span.reshape(field.shape)
             self.fields[field.name] = span.view(np.float32) if field.bits == "float32" else span
+        self.used: dict[str, tuple[int, ...]] = {}
         self._max_rows = schema.max_rows
-        self._sampling = SlotSampling(slots)
+        self._sampling = sampling
 
     def write(self, step: Step, plan: Plan, cache: CacheTables) -> None:
         """Write everything but the logit rows; see `ask`."""
         count = len(step.rows)
         last = self._write_rows(step)
-        self._pad(step, plan)
+        self._pad(plan, count, step.tokens)
         slots = self.fields["row_slot"][:count]
         for name in ("temperature", "top_p", "top_k"):
             self.fields[name][:count] = getattr(self._sampling, name)[slots]
         self.fields["seed"][:count] = self._sampling.seed_words[slots]
         pages = pages_of(last)
         for group, table in zip(cache.groups, cache.tables, strict=True):
-            self.fields[f"block_table.{group.name}"][:count, :pages] = table[slots, :pages]
+            name = f"block_table.{group.name}"
+            self.fields[name][:count, :pages] = table[slots, :pages]
+            self.used[name] = (count, pages)
+
+    def write_nothing(self, plan: Plan) -> None:
+        """Write a step of `plan` in which every row is padding."""
+        self._pad(plan, 0, 0)
+        self.ask([], [])
 
     def ask(self, tokens: npt.ArrayLike, rows: npt.ArrayLike) -> None:
         """Ask logits of token rows `tokens`; `rows` says which request row samples, -1 for none."""
@@ -67,6 +81,7 @@ class ArgsWriter:
         self.fields["counts"][2] = len(asked)
         self.fields["logit_token"][: len(asked)] = asked
         self.fields["logit_row"][: len(asked)] = rows
+        self.used["logit_token"] = (len(asked),)
 
     def _write_rows(self, step: Step) -> int:
         """Write tokens, slots, starts and lengths; return the longest sequence."""
@@ -85,13 +100,20 @@ class ArgsWriter:
             longest = max(longest, end)
         return longest
 
-    def _pad(self, step: Step, plan: Plan) -> None:
+    def _pad(self, plan: Plan, rows: int, tokens: int) -> None:
         """Write counts, and rows up to the plan's size that do nothing."""
-        rows, stop = len(step.rows), min(plan.size, self._max_rows)
-        self.fields["counts"][:] = (step.tokens, rows, 0, 0)
-        self.fields["row_query_start"][rows : stop + 1] = step.tokens
+        stop = min(plan.size, self._max_rows)
+        self.fields["counts"][:] = (tokens, rows, 0, 0)
+        self.fields["row_query_start"][rows : stop + 1] = tokens
         self.fields["row_slot"][rows:stop] = -1
         self.fields["row_seq_len"][rows:stop] = 0
         self.fields["logit_row"][:stop] = -1
         self.fields["temperature"][rows:stop] = 0
-        self.fields["token_ids"][step.tokens : plan.size] = 0
+        self.fields["token_ids"][tokens : plan.size] = 0
+        self.used = {
+            "counts": (4,),
+            "token_ids": (plan.size,),
+            "row_query_start": (stop + 1,),
+            **dict.fromkeys(("row_slot", "row_seq_len", "logit_row", "temperature"), (stop,)),
+            **dict.fromkeys(("top_p", "top_k", "seed"), (rows,)),
+        }

@@ -9,8 +9,9 @@ from weakref import WeakValueDictionary
 import torch
 
 from ..artifact.isa import choose_here
+from ..artifact.manifest import Library, Manifest
 from ..artifact.open import Artifact
-from ..artifact.read import ABI
+from ..artifact.relations import ABI
 from ..errors import ArtifactError, LaunchError, shown
 
 
@@ -21,7 +22,10 @@ class StepLibrary(Protocol):
         """Hand over one buffer; the caller keeps it alive."""
 
     def step(self, plan_id: int, args: torch.Tensor) -> None:
-        """Run one step."""
+        """Run one step; on a GPU, give it to the current stream."""
+
+    def load(self, plan_id: int) -> None:
+        """Get everything ready that a step of the plan needs, so that it may be captured."""
 
     def set_threads(self, count: int) -> None:
         """Set the worker threads of the steps that follow."""
@@ -34,25 +38,29 @@ _LOADED: "WeakValueDictionary[Path, CompiledLibrary]" = WeakValueDictionary()
 
 
 class CompiledLibrary:
-    """The best library of an artifact for this processor. Raises ArtifactError if it is not one."""
+    """The library of a manifest: the best one for this processor, or the one for a GPU.
 
-    def __init__(self, artifact: Artifact) -> None:
+    Raises ArtifactError if it is not one, UnsupportedCpuError where no CPU library runs here.
+    """
+
+    def __init__(self, artifact: Artifact, manifest: Manifest) -> None:
         import tvm_ffi
 
-        library = choose_here(artifact.manifest.libraries)
+        library = manifest.libraries[0] if manifest.sm else choose_here(manifest.libraries)
         self.path = artifact.library_path(library)
         self.isa = library.isa
         loaded = self._own_copy()
         try:
             module = tvm_ffi.load_module(str(loaded))
-            functions = {name: module[name] for name in ("kg_abi", "kg_isa", "kg_set_threads")}
+            found = (module["kg_abi"](), str(module["kg_isa"]()))
             self._bind, self._step = module["bind"], module["step"]
         except (RuntimeError, AttributeError, OSError) as error:
             reason = shown(str(error).strip().splitlines()[-1] if str(error) else "", 200)
             raise ArtifactError(f"{self.path}: not a library of kernelgen ({reason})") from None
         self._module = module
-        self._set_threads = functions["kg_set_threads"]
-        found = (functions["kg_abi"](), str(functions["kg_isa"]()))
+        self._check(found, library)
+
+    def _check(self, found: tuple[int, str], library: Library) -> None:
         if found != (ABI, library.isa):
             raise ArtifactError(
                 f"{self.path}: abi and isa are {found}, manifest.json says {(ABI, library.isa)}"
@@ -85,9 +93,21 @@ class CompiledLibrary:
         except (ValueError, TypeError, RuntimeError) as error:
             raise LaunchError(f"{self.path}: step of plan {plan_id}: {error}") from None
 
+    def load(self, plan_id: int) -> None:
+        """Load the kernels of a plan, where there are any to load. Raises LaunchError."""
+        try:
+            self._module["load"](plan_id)
+        except AttributeError:
+            return
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise LaunchError(f"{self.path}: loading plan {plan_id}: {error}") from None
+
     def set_threads(self, count: int) -> None:
-        """Set the worker threads of the steps that follow."""
-        self._set_threads(count)
+        """Set the worker threads of the steps that follow, where the library has any."""
+        try:
+            self._module["kg_set_threads"](count)
+        except AttributeError:
+            return
 
     def read_bandwidth(self, seconds: float) -> float | None:
         """Measure the read bandwidth in GB/s; None where the library has no such function."""

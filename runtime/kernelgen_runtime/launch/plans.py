@@ -15,9 +15,14 @@ class PlanTable:
     mixed: tuple[Plan, ...]
 
     @property
+    def all(self) -> tuple[Plan, ...]:
+        """Every plan of both phases."""
+        return (*self.decode, *self.mixed)
+
+    @property
     def workspace_bytes(self) -> int:
         """Workspace that the largest plan needs."""
-        return max(plan.workspace_bytes for plan in (*self.decode, *self.mixed))
+        return max(plan.workspace_bytes for plan in self.all)
 
     def choose(self, rows: int, tokens: int) -> Plan:
         """Return the smallest plan that holds the step, a decode plan where each row is one token.

@@ -1,88 +1,76 @@
-"""Owns the bound buffers of one running model and launching its steps."""
+"""Owns launching the steps of one running model and taking what they chose."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from ..artifact.manifest import Manifest
-from ..buffers import host_bytes
-from ..errors import CapacityError, LaunchError
+from ..errors import LaunchError
 from ..memory.cache import CacheTables
 from ..schedule.step import Step
-from .args import ArgsWriter
-from .library import StepLibrary
 from .plans import PlanTable
+from .runner import Logits, Runner, Waiter
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A step that was launched; `asking` are its rows whose next id is asked, in order."""
+
+    step: Step
+    asking: npt.NDArray[np.intp]
+    wait: Waiter
 
 
 class Program:
-    """A library with every buffer bound. Buffers live as long as this object."""
+    """A runner, the plans it may run and the block tables that its args are written from.
 
-    def __init__(
-        self,
-        library: StepLibrary,
-        manifest: Manifest,
-        weights: Mapping[str, torch.Tensor],
-        tables: CacheTables,
-        plans: PlanTable,
-        logit_rows: int,
-    ) -> None:
-        slots, pages = len(tables.tables[0]), tables.pool.pages
-        self._library, self._plans, self._tables = library, plans, tables
-        self._vocab = manifest.vocab
-        self._args = ArgsWriter(manifest.args, slots)
-        try:
-            cache = host_bytes(pages * manifest.cache.page_bytes)
-        except MemoryError:
-            size = pages * manifest.cache.page_bytes
-            raise CapacityError(f"no memory for a cache of {size} bytes") from None
-        self.logits = host_bytes(4 * logit_rows * manifest.vocab).view(torch.float32)
-        self.logits = self.logits.view(logit_rows, manifest.vocab)
-        sampled = torch.full((manifest.args.max_rows,), -1, dtype=torch.int32)
-        self._sampled: npt.NDArray[np.int32] = sampled.numpy()
-        self._bound = {
-            **weights,
-            "cache": cache.view(pages, manifest.cache.page_bytes),
-            "workspace": host_bytes(plans.workspace_bytes),
-            "logits": self.logits,
-            "last_sampled": torch.zeros(slots, dtype=torch.int32),
-            "sampled": sampled,
-        }
-        for name, tensor in self._bound.items():
-            library.bind(name, tensor)
+    `eager_decodes` counts decode steps that ran kernel by kernel where graphs are in use.
+    """
 
-    def run(self, step: Step) -> list[int]:
-        """Run `step` and return the id chosen for each row, -1 where none was asked.
+    def __init__(self, runner: Runner, plans: PlanTable, tables: CacheTables, vocab: int) -> None:
+        self._runner, self._plans, self._tables = runner, plans, tables
+        self._vocab = vocab
+        self.eager_decodes = 0
 
-        Raises LaunchError where the library refuses, or chooses no token of the vocabulary.
-        """
+    def launch(self, step: Step) -> Flight:
+        """Start `step`. Raises LaunchError where the library refuses."""
         plan = self._plans.choose(len(step.rows), step.tokens)
-        self._args.write(step, plan, self._tables)
+        args = self._runner.args()
+        args.write(step, plan, self._tables)
         ends = np.cumsum([row.count for row in step.rows])
         asking = np.flatnonzero([row.samples for row in step.rows])
-        self._args.ask(ends[asking] - 1, asking)
-        self._library.step(plan.id, self._args.tensor)
-        ids = self._sampled[: len(asking)]
+        args.ask(ends[asking] - 1, asking)
+        self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
+        return Flight(step, asking, self._runner.start(plan, len(asking)))
+
+    def wait(self, flight: Flight) -> list[int]:
+        """Wait for a step and return the id chosen for each row, -1 where none was asked.
+
+        Raises LaunchError where no token of the vocabulary was chosen.
+        """
+        ids = flight.wait()
         if len(ids) and not (ids.min() >= 0 and ids.max() < self._vocab):
-            raise LaunchError(f"step {step.number}: sampled {ids.min()} (are the weights finite?)")
-        chosen = np.full(len(step.rows), -1)
-        chosen[asking] = ids
+            raise LaunchError(
+                f"step {flight.step.number}: sampled {ids.min()} (are the weights finite?)"
+            )
+        chosen = np.full(len(flight.step.rows), -1)
+        chosen[flight.asking] = ids
         result: list[int] = chosen.tolist()
         return result
 
-    def run_logits(self, step: Step) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    def run_logits(self, step: Step) -> Iterator[tuple[int, Logits]]:
         """Run `step` and yield (first token row, logits [n, vocab]) for all its token rows.
 
         The logits buffer holds some rows only: the step is run again for each piece, writing the
         same keys and values to the same places. A piece holds until the next is asked for.
         """
         plan = self._plans.choose(len(step.rows), step.tokens)
-        self._args.write(step, plan, self._tables)
-        # A plan may serve no more logit rows than it has tokens.
-        capacity = min(len(self.logits), len(self._sampled), plan.size)
+        capacity = min(self._runner.logit_rows, plan.logit_rows)
         for first in range(0, step.tokens, capacity):
             tokens = np.arange(first, min(first + capacity, step.tokens))
-            self._args.ask(tokens, -1)
-            self._library.step(plan.id, self._args.tensor)
-            yield first, self.logits[: len(tokens)].numpy()
+            args = self._runner.args()
+            args.write(step, plan, self._tables)
+            args.ask(tokens, -1)
+            self._runner.start(plan, 0)
+            yield first, self._runner.logits(len(tokens))

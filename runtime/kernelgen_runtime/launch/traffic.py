@@ -23,7 +23,7 @@ def cache_bytes(manifest: Manifest, step: Step) -> int:
     """Return the bytes of keys and values that `step` reads."""
     total = 0
     for group in manifest.cache.groups:
-        limit = group.window or manifest.max_positions
+        limit = group.window or manifest.max_sequence_tokens
         tokens = sum(min(row.start + row.count, limit) for row in step.rows)
         total += tokens * manifest.cache.token_bytes(group)
     return total

@@ -15,7 +15,7 @@ from .header import DTYPE_BYTES, Entry, read_header
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MAX_INDEX_BYTES = 64 << 20
-_TORCH = {
+TORCH_DTYPES = {
     "BOOL": torch.uint8,
     "U8": torch.uint8,
     "I8": torch.int8,
@@ -66,20 +66,28 @@ class Checkpoint:
 
     def rows(self, name: str, first: int, count: int, cols: int) -> torch.Tensor:
         """Return rows of a tensor; see `TensorSource`. Raises WeightsError if the file shrank."""
-        descriptor, entry = self._entries[name]
-        row_bytes = cols * DTYPE_BYTES[entry.dtype]
-        size, position = count * row_bytes, entry.start + first * row_bytes
-        assert position + size <= entry.end, "the caller asks for rows the tensor has"
+        dtype = self._entries[name][1].dtype
+        size = count * cols * DTYPE_BYTES[dtype]
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
         view = memoryview(self._buffer)[:size]
+        self.read_into(view, name, first, cols)
+        return torch.frombuffer(view, dtype=TORCH_DTYPES[dtype]).view(count, cols)
+
+    def read_into(self, view: memoryview, name: str, first: int, cols: int) -> None:
+        """Fill `view` (bytes) with rows from `first` on; any number of threads may do so at once.
+
+        Raises WeightsError if the file shrank.
+        """
+        descriptor, entry = self._entries[name]
+        position = entry.start + first * cols * DTYPE_BYTES[entry.dtype]
+        assert position + len(view) <= entry.end, "the caller asks for rows the tensor has"
         done = 0
-        while done < size:
+        while done < len(view):
             got = os.preadv(descriptor, [view[done:]], position + done)
             if got == 0:
                 raise WeightsError(f"{shown(name)}: its file was shortened while it was read")
             done += got
-        return torch.frombuffer(view, dtype=_TORCH[entry.dtype]).view(count, cols)
 
 
 def open_checkpoint(folder: str | Path) -> Checkpoint:

@@ -1,6 +1,7 @@
 """Owns the load-time transforms: parts → interleave → rows or panels, in bounded memory."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
@@ -13,46 +14,83 @@ BLOCK_BYTES = 8 << 20
 PANEL = 32
 
 
-def fill(weight: Weight, source: TensorSource, out: torch.Tensor) -> None:
-    """Write `weight` (shape and dtype of the manifest, zeroed before) from `source` into `out`."""
+@dataclass(frozen=True)
+class Read:
+    """Rows [first, first + count) of checkpoint tensor `tensor`, a matrix of `cols` columns."""
+
+    tensor: str
+    first: int
+    count: int
+    cols: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """What fills rows of the matrix from `row` on: one read, or one a part that takes turns."""
+
+    row: int
+    reads: tuple[Read, ...]
+
+
+def blocks(weight: Weight, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
+    """Yield the blocks of `weight` in the order that `fill` reads them.
+
+    A block has about `block_bytes` as float32. A computed table has none.
+    """
+    if weight.rope is not None:
+        return
+    cols = weight.parts[0].cols
+    step = max(PANEL, block_bytes // (4 * cols) // PANEL * PANEL)
+    if weight.interleave:
+        unit, ways = weight.interleave, len(weight.parts)
+        rows, turn = weight.parts[0].rows, max(1, step // (unit * ways)) * unit
+        for first in range(0, rows, turn):
+            count = min(turn, rows - first)
+            reads = tuple(Read(part.tensor, first, count, cols) for part in weight.parts)
+            yield Block(first * ways, reads)
+        return
+    offset = 0
+    for part in weight.parts:
+        for first in range(0, part.rows, step):
+            count = min(step, part.rows - first)
+            yield Block(offset + first, (Read(part.tensor, first, count, cols),))
+        offset += part.rows
+
+
+def fill(
+    weight: Weight, source: TensorSource, out: torch.Tensor, block_bytes: int = BLOCK_BYTES
+) -> None:
+    """Write `weight` (shape and dtype of the manifest, zeroed before) from `source` into `out`.
+
+    The source's rows lie on the device of `out`, and so does all the work.
+    """
     if weight.rope is not None:
         _fill_rope(weight, out)
         return
-    rows, cols = weight.matrix_shape
-    if weight.layout == "rows":
-        matrix = out.view(rows, cols)
-        for first, block in _row_blocks(weight, source):
-            matrix[first : first + len(block)].copy_(block)
-        return
-    panels = _lanes(out)
-    for first, block in _row_blocks(weight, source):
-        _write_panels(panels, first, _pairs(block, out.dtype))
+    matrix = out.view(weight.matrix_shape) if weight.layout == "rows" else None
+    for block in blocks(weight, block_bytes):
+        rows = _rows(weight, block, source, out)
+        if matrix is not None:
+            matrix[block.row : block.row + len(rows)].copy_(rows)
+        else:
+            _write_panels(_lanes(out), block.row, _pairs(rows, out.dtype))
 
 
-def _row_blocks(weight: Weight, source: TensorSource) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (first row, rows [n, cols] in some dtype) of the matrix that the parts make."""
-    rows, cols = weight.parts[0].rows, weight.parts[0].cols
-    step = max(PANEL, BLOCK_BYTES // (4 * cols) // PANEL * PANEL)
+def _rows(weight: Weight, block: Block, source: TensorSource, out: torch.Tensor) -> torch.Tensor:
+    """Return the rows [n, cols] of a block, in some dtype; parts that take turns are mixed."""
     if not weight.interleave:
-        offset = 0
-        for part in weight.parts:
-            for first in range(0, part.rows, step):
-                count = min(step, part.rows - first)
-                yield offset + first, source.rows(part.tensor, first, count, cols)
-            offset += part.rows
-        return
-    unit, ways = weight.interleave, len(weight.parts)
-    turns = max(1, step // (unit * ways))
-    for first in range(0, rows, turns * unit):
-        count = min(turns * unit, rows - first)
-        whole, rest = divmod(count, unit)
-        block = torch.zeros(whole + (rest > 0), ways, unit, cols, dtype=DTYPES[weight.dtype])
-        for way, part in enumerate(weight.parts):
-            taken = source.rows(part.tensor, first, count, cols)
-            block[:whole, way] = taken[: whole * unit].view(whole, unit, cols).to(block.dtype)
-            if rest:
-                block[whole, way, :rest] = taken[whole * unit :].to(block.dtype)
-        yield first * ways, block.view(-1, cols)
+        (read,) = block.reads
+        return source.rows(read.tensor, read.first, read.count, read.cols)
+    unit, ways = weight.interleave, len(block.reads)
+    whole, rest = divmod(block.reads[0].count, unit)
+    shape = (whole + (rest > 0), ways, unit, block.reads[0].cols)
+    mixed = torch.zeros(shape, dtype=DTYPES[weight.dtype], device=out.device)
+    for way, read in enumerate(block.reads):
+        taken = source.rows(read.tensor, read.first, read.count, read.cols)
+        mixed[:whole, way] = taken[: whole * unit].view(whole, unit, read.cols).to(mixed.dtype)
+        if rest:
+            mixed[whole, way, :rest] = taken[whole * unit :].to(mixed.dtype)
+    return mixed.view(-1, shape[-1])
 
 
 def _pairs(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -76,8 +114,11 @@ def _write_panels(panels: torch.Tensor, first: int, block: torch.Tensor) -> None
         whole = (len(block) - done) // PANEL
         if lane == 0 and whole:
             rows = block[done : done + whole * PANEL].view(whole, PANEL, -1)
-            # NumPy transposes 2-3 times faster than a strided copy_ with several threads.
-            panels[panel : panel + whole].numpy()[:] = rows.numpy().transpose(0, 2, 1)
+            if panels.is_cpu:
+                # NumPy transposes 2-3 times faster than a strided copy_ with several threads.
+                panels[panel : panel + whole].numpy()[:] = rows.numpy().transpose(0, 2, 1)
+            else:
+                panels[panel : panel + whole].copy_(rows.transpose(1, 2))
             done += whole * PANEL
         else:
             take = min(PANEL - lane, len(block) - done)
@@ -87,10 +128,11 @@ def _write_panels(panels: torch.Tensor, first: int, block: torch.Tensor) -> None
 
 def _fill_rope(weight: Weight, out: torch.Tensor) -> None:
     assert weight.rope is not None
-    inv_freq = torch.tensor(weight.rope.inv_freq, dtype=torch.float64)
+    inv_freq = torch.tensor(weight.rope.inv_freq, dtype=torch.float64, device=out.device)
     step = max(1, BLOCK_BYTES // (32 * max(1, len(inv_freq))))
     for first in range(0, weight.rope.positions, step):
         stop = min(first + step, weight.rope.positions)
-        angle = torch.arange(first, stop, dtype=torch.float64)[:, None] * inv_freq
+        positions = torch.arange(first, stop, dtype=torch.float64, device=out.device)
+        angle = positions[:, None] * inv_freq
         out[first:stop, 0] = angle.cos() * weight.rope.scale
         out[first:stop, 1] = angle.sin() * weight.rope.scale

@@ -2,19 +2,24 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ..artifact.manifest import Manifest
-from ..buffers import Arena, byte_size
-from ..errors import WeightsError
+from ..buffers import Arena, byte_size, rounded
+from ..device.cuda import CudaDevice
+from ..device.host import HostDevice
 from .check import check_tensors
-from .checkpoint import TensorSource, open_checkpoint
-from .layout import fill
+from .checkpoint import Checkpoint, TensorSource, open_checkpoint
+from .layout import BLOCK_BYTES, blocks, fill
 from .random import RandomTensors, parse_random
+from .staging import StagedTensors
+
+# Larger for a GPU: launches and hand-overs between threads are paid by the block.
+GPU_BLOCK_BYTES = 4 * BLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -26,24 +31,51 @@ class Weights:
     seconds: float
 
 
-def load_weights(manifest: Manifest, source: str | Path) -> Weights:
+def load_weights(
+    manifest: Manifest, source: str | Path, device: HostDevice | CudaDevice | None = None
+) -> Weights:
     """Load from folder `source`, or make weights up where it is `random[:SEED]`.
 
-    Peak memory is the bound buffers plus a few blocks of 8 MiB. Raises WeightsError.
+    Peak host memory is a few blocks of 8 MiB beside the bound buffers (which lie on `device`, the
+    CPU by default), or SLOTS blocks of up to 32 MiB for a GPU. Raises WeightsError, and
+    DeviceMemoryError where the buffers do not fit.
     """
     start = time.perf_counter()
-    tensors = _open(manifest, source)
-    total = sum(Arena.rounded(byte_size(w.shape, w.dtype)) for w in manifest.weights)
-    try:
-        arena = Arena(total)
-    except MemoryError:
-        raise WeightsError(f"{manifest.name}: no memory for {total} bytes of weights") from None
+    device = device or HostDevice()
+    seed = parse_random(source) if isinstance(source, str) else None
+    checkpoint = None if seed is not None else open_checkpoint(source)
+    if checkpoint is not None:
+        check_tensors(checkpoint.entries, manifest.model, str(source))
+    align = device.alignment
+    total = sum(rounded(byte_size(w.shape, w.dtype), align) for w in manifest.weights)
+    block_bytes = GPU_BLOCK_BYTES if isinstance(device, CudaDevice) else BLOCK_BYTES
     buffers = {}
-    with _one_thread():
+    with ExitStack() as stack:
+        stack.enter_context(device.working() if isinstance(device, CudaDevice) else _one_thread())
+        arena = Arena(device.allocate(total, f"the weights of {manifest.name}"), align)
+        tensors: TensorSource
+        if checkpoint is None:
+            tensors = RandomTensors(manifest.model, seed or 0, device.place)
+        elif isinstance(device, CudaDevice):
+            tensors = stack.enter_context(_staged(checkpoint, manifest, device, block_bytes))
+        else:
+            tensors = checkpoint
         for weight in manifest.weights:
             buffers[weight.name] = arena.take(weight.shape, weight.dtype)
-            fill(weight, tensors, buffers[weight.name])
+            fill(weight, tensors, buffers[weight.name], block_bytes)
     return Weights(buffers, total, time.perf_counter() - start)
+
+
+def _staged(
+    checkpoint: Checkpoint, manifest: Manifest, device: CudaDevice, block_bytes: int
+) -> StagedTensors:
+    reads = (
+        read
+        for weight in manifest.weights
+        for block in blocks(weight, block_bytes)
+        for read in block.reads
+    )
+    return StagedTensors(checkpoint, reads, device)
 
 
 @contextmanager
@@ -55,12 +87,3 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _open(manifest: Manifest, source: str | Path) -> TensorSource:
-    seed = parse_random(source) if isinstance(source, str) else None
-    if seed is not None:
-        return RandomTensors(manifest, seed)
-    checkpoint = open_checkpoint(source)
-    check_tensors(checkpoint.entries, manifest, str(source))
-    return checkpoint

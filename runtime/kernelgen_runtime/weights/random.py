@@ -6,12 +6,13 @@ from functools import cached_property
 
 import torch
 
-from ..artifact.manifest import Manifest, elements
+from ..artifact.manifest import Model, elements
 from ..errors import WeightsError, shown
 
 # A prime: rows of a matrix are windows of one periodic sequence and none repeats another.
 POOL = 4_194_301
 _WORD = "random"
+CPU = torch.device("cpu")
 
 
 def parse_random(text: str) -> int | None:
@@ -27,18 +28,19 @@ def parse_random(text: str) -> int | None:
 
 
 class RandomTensors:
-    """A `TensorSource` whose tensors depend on seed and name only.
+    """A `TensorSource` on `place` whose tensors depend on seed and name only, not on the place.
 
     Matrices have deviation 1/√columns (a product keeps its input's size); vectors lie near 1.
     """
 
-    def __init__(self, manifest: Manifest, seed: int) -> None:
-        self._seed = seed
-        self.entries = {spec.name: ("F32", spec.shape) for spec in manifest.tensors}
+    def __init__(self, model: Model, seed: int, place: torch.device = CPU) -> None:
+        self._seed, self._place = seed, place
+        self.entries = {spec.name: ("F32", spec.shape) for spec in model.tensors}
 
     @cached_property
     def _pool(self) -> torch.Tensor:
-        return torch.randn(POOL, generator=torch.Generator().manual_seed(self._seed))
+        generator = torch.Generator().manual_seed(self._seed)
+        return torch.randn(POOL, generator=generator).to(self._place)
 
     def rows(self, name: str, first: int, count: int, cols: int) -> torch.Tensor:
         """Return rows of a tensor; see `TensorSource`."""

@@ -34,8 +34,9 @@ using Query = std::conditional_t<KG_DOT2 && std::is_same<Act, bf16>::value && st
 template <class Act, class KV, int D, int COUNT>
 struct One {
   static constexpr int VECTORS = (D + LANES - 1) / LANES;
+  static constexpr bool SHORT = D < LANES;  // not one whole vector in a row
   // The last vector of a row ends with the row: where 16 does not divide D it overlaps the one before.
-  static constexpr int at(int v) { return v * LANES + LANES <= D ? v * LANES : D - LANES; }
+  static constexpr int at(int v) { return SHORT ? 0 : v * LANES + LANES <= D ? v * LANES : D - LANES; }
   using Q = Query<Act, KV>;
 
   const Q* q;  // [COUNT][D]
@@ -96,7 +97,11 @@ struct One {
         KG_UNROLL for (int h = 0; h < COUNT; ++h) sum[h] = fma(splat(weight[h][token]), row, sum[h]);
       };
       const auto row = [&](int token) {
-        if constexpr (sizeof(KV) == 2) {
+        if constexpr (SHORT) {
+          alignas(64) float part[LANES] = {};
+          for (int d = 0; d < D; ++d) part[d] = to_float(sizeof(KV) == 2 ? v[token / 2 * 2 * D + d * 2 + token % 2] : v[token * D + d]);
+          return load(part);
+        } else if constexpr (sizeof(KV) == 2) {
           const KV* pairs = v + token / 2 * 2 * D + at(i) * 2;
           return token % 2 ? load_odd(pairs) : load_even(pairs);
         } else {
@@ -112,6 +117,7 @@ struct One {
     }
   }
 
+  // `out` has room for whole vectors.
   KG_INLINE void result(int h, float* out) const {
     const F16 by = splat(total[h] == 0.0f ? 1.0f : total[h]);
     for (int i = 0; i < VECTORS; ++i) store(out + at(i), load(acc[h][i]) / by);
@@ -177,7 +183,7 @@ struct Many {
     }
     store(peak, now);
     store(total, sum + tree(score, [](F16 a, F16 b) { return a + b; }));
-    constexpr int WIDTH = KG_AVX512 ? 8 : 4;  // divides D
+    constexpr int WIDTH = KG_AVX512 && D % 8 == 0 ? 8 : D % 4 == 0 ? 4 : 2;  // divides D
     for (int d0 = 0; d0 < D; d0 += WIDTH) {
       F16 o[WIDTH];
       KG_UNROLL for (int d = 0; d < WIDTH; ++d) o[d] = load(acc + (d0 + d) * LANES);
@@ -234,7 +240,7 @@ KG_INLINE void widen(const bf16* from, float* to) {
 //   out      (int t, int head, const float* row): takes the D results; zeros for padding tokens
 template <class Act, class KV, int HEADS, int KV_HEADS, int D, int WINDOW, class QueryRow, class Sink, class Out>
 struct Attention {
-  static_assert(D % 8 == 0 && D >= 16 && HEADS % KV_HEADS == 0, "head sizes that the cache layout allows");
+  static_assert(D % 2 == 0 && HEADS % KV_HEADS == 0, "head sizes that the cache layout allows");
   static constexpr int PER = HEADS / KV_HEADS;  // query heads of a kv head
   static constexpr bool SINKS = !std::is_same<Sink, std::nullptr_t>::value;
   using Q = attention_detail::Query<Act, KV>;
@@ -287,7 +293,7 @@ struct Attention {
       const int last = position - token < PAGE ? position - token + 1 : PAGE;
       state.page(cache.keys(page, kv), cache.values(page, kv), first, last, scale);
     }
-    alignas(64) float row[D];
+    alignas(64) float row[D < LANES ? LANES : D];
     for (int h = 0; h < COUNT; ++h) {
       state.result(h, row);
       out(t, head + h, row);

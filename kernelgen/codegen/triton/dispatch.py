@@ -1,0 +1,28 @@
+"""Owns which generator makes the launches of a planned kernel, by its family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from kernelgen.codegen.cuda.launches import GpuKernel
+from kernelgen.codegen.triton.attention import decode_kernel, prefill_kernel
+from kernelgen.codegen.triton.head import head_kernel
+from kernelgen.codegen.triton.kernels import Choice, StepLayout, triton_kernel
+from kernelgen.codegen.triton.sample import sample_kernel
+from kernelgen.planner.plan import Kernel
+
+Maker = Callable[[Kernel, Choice, StepLayout, tuple[str, ...]], GpuKernel]
+
+_MAKERS: Mapping[str, Maker] = {
+    "attention_decode": decode_kernel,
+    "attention_prefill": prefill_kernel,
+    "head_sample": head_kernel,
+    "sample": sample_kernel,
+}
+
+
+def gpu_kernel(
+    kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
+) -> GpuKernel:
+    """All launches of a planned kernel with one tile. `why`: the planner's argument, for the header."""
+    return _MAKERS.get(kernel.match.family.name, triton_kernel)(kernel, choice, layout, why)

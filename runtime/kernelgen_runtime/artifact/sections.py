@@ -1,0 +1,133 @@
+"""Owns the sections of one target: weights, cache, args and plans, each field checked by itself."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from ..errors import shown
+from .fields import INT32_MAX, SIZE_MAX, Fields
+from .manifest import (
+    PAGE_TOKENS,
+    ArgsField,
+    ArgsSchema,
+    CacheGroup,
+    CacheSchema,
+    Part,
+    Plan,
+    Rope,
+    Weight,
+    elements,
+    laid_out_shape,
+)
+
+WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "uint8")
+
+
+def read_shape(fields: Fields, key: str) -> tuple[int, ...]:
+    """Return list `key` of sizes, each at least 1; (1,) where it is not acceptable."""
+    shape = fields.integers(key, 8)
+    if 0 in shape or elements(shape) > SIZE_MAX:
+        fields.wrong(key, f"sizes must be at least 1 and their product at most {SIZE_MAX}")
+        return (1,)
+    return shape
+
+
+def each_once(fields: Fields, key: str, names: Iterable[object]) -> None:
+    """Note every name that appears more than once in `key`."""
+    for name, count in Counter(names).items():
+        if count > 1:
+            fields.wrong(key, f"{shown(name)} appears {count} times")
+
+
+def read_weight(fields: Fields) -> Weight:
+    """Read one entry of `weights`."""
+    name, dtype = fields.text("name"), fields.choice("dtype", WEIGHT_DTYPES)
+    shape, rope = read_shape(fields, "shape"), None
+    layout, interleave = "rows", 0
+    parts: tuple[Part, ...] = ()
+    if fields.values.get("source") == "checkpoint":
+        layout = fields.choice("layout", ("rows", "panel"))
+        interleave = fields.integer("interleave", 0, 1 << 20)
+        parts = tuple(_part(item) for item in fields.objects("parts", 4096))
+        if not parts:
+            fields.wrong("parts", "must name at least one checkpoint tensor")
+            parts = (Part("", 1, 1),)
+    else:
+        rope = _rope(fields.object("source").object("rope"))
+        if dtype != "float32":
+            fields.wrong("dtype", "a rope table is float32")
+    weight = Weight(name, dtype, shape, layout, parts, interleave, rope)
+    _check_layout(fields, weight)
+    return weight
+
+
+def _part(fields: Fields) -> Part:
+    rows, cols = fields.integer("rows", 1), fields.integer("cols", 1)
+    return Part(fields.text("tensor"), rows, cols)
+
+
+def _rope(fields: Fields) -> Rope:
+    inv_freq = fields.numbers("inv_freq", 4096)
+    return Rope(inv_freq, fields.number("scale"), fields.integer("positions", 1, 1 << 24))
+
+
+def _check_layout(fields: Fields, weight: Weight) -> None:
+    if weight.layout == "panel" and weight.dtype not in ("float32", "bfloat16"):
+        fields.wrong("layout", f"panel is for float32 and bfloat16, not {weight.dtype}")
+    if weight.rope is None:
+        if len({part.cols for part in weight.parts}) > 1:
+            fields.wrong("parts", "must all have the same cols")
+        if weight.interleave and len({part.rows for part in weight.parts}) > 1:
+            fields.wrong("parts", "must all have the same rows where interleave is used")
+    expected = laid_out_shape(weight)
+    if weight.shape != expected:
+        fields.wrong("shape", f"is {list(weight.shape)}, parts and layout give {list(expected)}")
+
+
+def read_cache(fields: Fields) -> CacheSchema:
+    """Read `cache`."""
+    fields.integer("page_tokens", PAGE_TOKENS, PAGE_TOKENS)
+    page_bytes = fields.integer("page_bytes", 1, SIZE_MAX)
+    groups = []
+    for item in fields.objects("groups", 64):
+        kind = item.choice("kind", ("full", "window"))
+        window = item.optional_integer("window", 1)
+        if (kind == "window") != (window is not None):
+            item.wrong("window", "must be an integer for kind window and null for kind full")
+        layers = item.integers("layers", 4096, INT32_MAX)
+        if not layers:
+            item.wrong("layers", "must name at least one layer")
+        groups.append(CacheGroup(item.identifier("name"), window, layers))
+    if not groups:
+        fields.wrong("groups", "must hold at least one group")
+    each_once(fields, "groups", (group.name for group in groups))
+    return CacheSchema(page_bytes, tuple(groups))
+
+
+def read_args(fields: Fields) -> ArgsSchema:
+    """Read `args`."""
+    words = fields.integer("words", 1)
+    max_tokens, max_rows = fields.integer("max_tokens", 1), fields.integer("max_rows", 1)
+    max_pages = fields.integer("max_pages", 1)
+    entries = []
+    for item in fields.objects("fields", 256):
+        bits = item.choice("bits", ("int32", "float32"))
+        shape = read_shape(item, "shape")
+        entry = ArgsField(item.identifier("name"), item.integer("offset"), shape, bits)
+        if entry.offset + elements(shape) > words:
+            item.wrong("offset", f"field ends at {entry.offset + elements(shape)} of {words} words")
+        entries.append(entry)
+    each_once(fields, "fields", (entry.name for entry in entries))
+    return ArgsSchema(words, max_tokens, max_rows, max_pages, tuple(entries))
+
+
+def read_plan(fields: Fields) -> Plan:
+    """Read one entry of `plans`."""
+    phase = fields.choice("phase", ("decode", "mixed"))
+    size = fields.integer("size", 1)
+    return Plan(
+        id=fields.integer("id"),
+        phase=phase,
+        size=size,
+        logit_rows=fields.integer("logit_rows", 1),
+        workspace_bytes=fields.integer("workspace_bytes", 0, SIZE_MAX),
+    )

@@ -1,0 +1,1 @@
+"""Owns the device a model runs on: choosing it, its memory, its streams and its bandwidth."""

@@ -1,0 +1,195 @@
+"""Owns running steps on a GPU: args go up and ids come down while the next step is launched."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+
+from ..artifact.manifest import Manifest, Plan
+from ..device.cuda import CudaDevice, is_out_of_memory
+from ..device.device import Accelerator, Event
+from ..errors import DeviceMemoryError, LaunchError, amount, shown
+from .args import ArgsWriter, Ints, SlotSampling
+from .graphs import DecodeGraphs
+from .library import StepLibrary
+from .plans import PlanTable
+from .runner import Logits, Waiter, make_buffers
+from .upload import DeviceArgs
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one step in flight owns on the host, and how far it is.
+
+    `sent`: its args are on the device; `done`: its ids are in `sampled`; `taken`: in `ids` too.
+    """
+
+    args: ArgsWriter
+    ids: torch.Tensor
+    sent: Event
+    done: Event
+    taken: Event
+
+
+class CudaRunner:
+    """A `Runner` on one GPU. `warm_up`, then `give_cache`; steps may run after that.
+
+    Steps run in order on one stream. Between two of them the args of the second go up on the same
+    stream while the ids of the first go down on another: only then may the second overwrite
+    `sampled`. An entry of the ring is written again when its copies are done, which is always so
+    if the ring has one entry more than there are steps in flight.
+    """
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        library: StepLibrary,
+        manifest: Manifest,
+        weights: Mapping[str, torch.Tensor],
+        *,
+        plans: PlanTable,
+        slots: int,
+        logit_rows: int,
+        graphs: bool = True,
+    ) -> None:
+        # Kernels may touch as many rows as their plan can be asked for.
+        self.logit_rows = max(logit_rows, *(plan.logit_rows for plan in plans.all))
+        self._device, self._api, self._library = device, device.api, library
+        self._manifest, self._plans, self._use_graphs = manifest, plans, graphs
+        self._main, self._aside = self._api.stream(), self._api.stream()
+        with device.working():
+            words = device.allocate(4 * manifest.args.words, "the arguments of a step")
+            size = plans.workspace_bytes
+            made = make_buffers(device, manifest, size, slots, self.logit_rows)
+        self._args = DeviceArgs(manifest.args, words.view(torch.int32), self._api)
+        self._bound = {**weights, **made}
+        for name, tensor in self._bound.items():
+            library.bind(name, tensor)
+        self._graphs = DecodeGraphs(device, self._main, self._step)
+        sampling = SlotSampling(slots)
+        self._entries = [
+            _entry(self._api, manifest, sampling) for _ in range(device.steps_in_flight + 1)
+        ]
+        self._turns = cycle(self._entries)
+        self._next, self._last = next(self._turns), self._entries[-1]
+
+    def warm_up(self) -> int:
+        """Load all kernels and run each plan on nothing; return the bytes graphs will take.
+
+        What the driver allocates when kernels are first used is taken after this, so that the
+        cache can be sized by what is left. Raises DeviceMemoryError, LaunchError.
+        """
+        with self._device.working():
+            page = self._device.allocate(self._manifest.cache.page_bytes, "the null page")
+        self._bind_cache(page)
+        with self._translated("loading the kernels"):
+            for plan in self._plans.all:
+                self._library.load(plan.id)
+            self._send_nothing()
+            with self._api.on(self._main):
+                for plan in self._plans.all:
+                    self._step(plan)
+            self._api.synchronize()
+        return self._graphs.estimate(self._plans.decode) if self._use_graphs else 0
+
+    def give_cache(self, pages: int) -> None:
+        """Allocate the cache, capture the graphs on it, and leave the null page zero.
+
+        Raises DeviceMemoryError where either does not fit.
+        """
+        size = pages * self._manifest.cache.page_bytes
+        advice = "lower --kv-cache-memory-bytes, --max-num-seqs or --max-model-len"
+        with self._device.working():
+            cache = self._device.allocate(size, f"the cache of {pages} pages", advice)
+        self._bind_cache(cache)
+        if self._use_graphs:
+            with self._translated("capturing graphs"):
+                self._graphs.capture(self._plans.decode)
+        # A kernel that clamps a place of padding to page 0 must find no NaN there.
+        with self._device.working():
+            self._bound["cache"][0].zero_()
+
+    def misses_graph(self, plan: Plan) -> bool:
+        """Whether a step of `plan` is launched kernel by kernel though graphs are in use."""
+        return self._use_graphs and not self._graphs.holds(plan)
+
+    def args(self) -> ArgsWriter:
+        """Return the args of the next step, once the device has read what they held before."""
+        with self._translated("waiting for arguments"):
+            self._next.sent.synchronize()
+        return self._next.args
+
+    def start(self, plan: Plan, asked: int) -> Waiter:
+        """Launch a step. Raises LaunchError where library or device refuse."""
+        entry, before = self._next, self._last
+        with self._translated(f"a step of plan {plan.id}"):
+            with self._api.on(self._main):
+                self._args.send(entry.args)
+                entry.sent.record()
+                self._main.wait_event(before.taken)
+                if not self._graphs.replay(plan):
+                    self._step(plan)
+                entry.done.record()
+            with self._api.on(self._aside):
+                self._aside.wait_event(entry.done)
+                if asked:
+                    self._api.copy(entry.ids[:asked], self._bound["sampled"][:asked])
+                entry.taken.record()
+        self._last, self._next = entry, next(self._turns)
+        return lambda: self._ids(entry, asked)
+
+    def logits(self, count: int) -> Logits:
+        """Wait for all steps; return rows of logits."""
+        with self._translated("waiting for logits"):
+            self._api.synchronize()
+            rows: Logits = self._bound["logits"][:count].cpu().numpy()
+        return rows
+
+    def _ids(self, entry: Entry, asked: int) -> Ints:
+        with self._translated("waiting for a step"):
+            entry.taken.synchronize()
+        return entry.ids[:asked].numpy().copy()
+
+    def _step(self, plan: Plan) -> None:
+        self._library.step(plan.id, self._args.tensor)
+
+    def _bind_cache(self, content: torch.Tensor) -> None:
+        self._bound["cache"] = content.view(-1, self._manifest.cache.page_bytes)
+        self._library.bind("cache", self._bound["cache"])
+
+    def _send_nothing(self) -> None:
+        """Put args on the device in which every row of every plan is padding."""
+        writer = self._entries[0].args
+        writer.write_nothing(max(self._plans.all, key=lambda plan: plan.size))
+        with self._api.on(self._main):
+            self._args.send(writer)
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        """Turn what torch raises into an error of ours that says what was done."""
+        try:
+            yield
+        except (RuntimeError, LaunchError) as error:
+            if is_out_of_memory(error):
+                left = amount(self._api.memory().free)
+                raise DeviceMemoryError(
+                    f"{self._device.label}: out of memory while {doing}, {left} are free; "
+                    "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
+                ) from None
+            if isinstance(error, LaunchError):
+                raise
+            reason = shown(str(error).strip().splitlines()[0] if str(error) else "", 200)
+            raise LaunchError(f"{self._device.label}: {doing}: {reason}") from None
+
+
+def _entry(api: Accelerator, manifest: Manifest, sampling: SlotSampling) -> Entry:
+    words, rows = 4 * manifest.args.words, 4 * manifest.args.max_rows
+    return Entry(
+        args=ArgsWriter(manifest.args, sampling, api.pinned(words).view(torch.int32)),
+        ids=api.pinned(rows).view(torch.int32),
+        sent=api.event(),
+        done=api.event(),
+        taken=api.event(),
+    )

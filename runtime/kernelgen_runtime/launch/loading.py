@@ -1,0 +1,111 @@
+"""Owns getting a runner ready, in the order in which memory can be accounted for."""
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from ..artifact.manifest import Manifest
+from ..device.cuda import CudaDevice
+from ..device.host import HostDevice
+from ..memory.budget import Budget, budget_pages
+from ..memory.sizing import cache_pages
+from ..schedule.scheduler import Limits
+from .collector import collector_frozen
+from .cuda_runner import CudaRunner
+from .host_runner import HostRunner
+from .library import StepLibrary
+from .plans import PlanTable
+from .runner import Runner
+
+UTILIZATION = 0.92
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run asks of the device beside the weights.
+
+    `cache_bytes` None: what fits the requests, on a GPU as far as `utilization` of it goes.
+    """
+
+    limits: Limits
+    plans: PlanTable
+    logit_rows: int
+    cache_bytes: int | None = None
+    utilization: float = UTILIZATION
+    graphs: bool = True
+
+
+def fixed_pages(manifest: Manifest, demand: Demand, on_gpu: bool) -> int | None:
+    """Return the pages of the cache where they do not depend on what is left of a GPU.
+
+    Raises CapacityError where one request does not fit.
+    """
+    if on_gpu and demand.cache_bytes is None:
+        return None
+    limits = demand.limits
+    return cache_pages(
+        manifest.cache,
+        demand.cache_bytes,
+        limits.max_model_len,
+        limits.in_flight_tokens,
+        limits.max_num_seqs,
+    )
+
+
+def ready_runner(
+    device: HostDevice | CudaDevice,
+    library: StepLibrary,
+    manifest: Manifest,
+    weights: Mapping[str, torch.Tensor],
+    demand: Demand,
+) -> tuple[Runner, int]:
+    """Return a runner with everything bound, and the pages of its cache.
+
+    Raises CapacityError, DeviceMemoryError among them, and LaunchError.
+    """
+    pages = fixed_pages(manifest, demand, isinstance(device, CudaDevice))
+    slots = demand.limits.max_num_seqs
+    if isinstance(device, HostDevice):
+        assert pages is not None
+        runner = HostRunner(
+            device,
+            library,
+            manifest,
+            weights,
+            workspace_bytes=demand.plans.workspace_bytes,
+            slots=slots,
+            logit_rows=demand.logit_rows,
+            pages=pages,
+        )
+        return runner, pages
+    on_gpu = CudaRunner(
+        device,
+        library,
+        manifest,
+        weights,
+        plans=demand.plans,
+        slots=slots,
+        logit_rows=demand.logit_rows,
+        graphs=demand.graphs,
+    )
+    with collector_frozen() if demand.graphs else nullcontext():
+        graph_bytes = on_gpu.warm_up()
+        if pages is None:
+            pages = _pages_left(device, manifest, demand, graph_bytes)
+        on_gpu.give_cache(pages)
+    return on_gpu, pages
+
+
+def _pages_left(device: CudaDevice, manifest: Manifest, demand: Demand, graph_bytes: int) -> int:
+    """Return the pages that fit into what everything else has left."""
+    memory, limits = device.api.memory(), demand.limits
+    budget = Budget(device.label, memory.total, memory.free, graph_bytes, demand.utilization)
+    return budget_pages(
+        manifest.cache,
+        budget,
+        limits.max_model_len,
+        limits.in_flight_tokens,
+        limits.max_num_seqs,
+    )

@@ -1,0 +1,81 @@
+"""Owns bringing `args` to a GPU: only words that differ from what it holds, in few copies."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import torch
+
+from ..artifact.manifest import ArgsField, ArgsSchema, elements
+from ..device.device import Accelerator
+from .args import ArgsWriter, Ints
+
+# Copies closer than this are made one: 16 KiB take less time than a second copy's start.
+GAP_WORDS = 4096
+
+Span = tuple[int, int]
+
+
+class DeviceArgs:
+    """The `args` tensor on a GPU, and on the host what it holds.
+
+    A whole tensor is megabytes (a block table row for the longest sequence the model allows), a
+    decode step changes a few words of it: lengths, and a page number once in 16 tokens.
+    """
+
+    def __init__(self, schema: ArgsSchema, tensor: torch.Tensor, api: Accelerator) -> None:
+        self.tensor = tensor
+        self._fields = sorted(schema.fields, key=lambda field: field.offset)
+        self._api = api
+        self._held: Ints = np.zeros(schema.words, np.int32)
+        self._is_known = False
+
+    def send(self, writer: ArgsWriter) -> None:
+        """Copy on the current stream what a step may read of `writer`, as far as it is new."""
+        spans = merged(self._changed(writer)) if self._is_known else [(0, len(self._held))]
+        # Should a copy fail, nobody knows which words arrived.
+        self._is_known = False
+        for start, stop in spans:
+            self._api.copy(self.tensor[start:stop], writer.tensor[start:stop])
+            self._held[start:stop] = writer.words[start:stop]
+        self._is_known = True
+
+    def _changed(self, writer: ArgsWriter) -> list[Span]:
+        """Return the spans of used words that the device holds otherwise, in order."""
+        spans: list[Span] = []
+        for field in self._fields:
+            used = writer.used.get(field.name, (0,))
+            if len(used) == 2:
+                spans += self._changed_rows(writer.words, field, *used)
+            else:
+                stop = field.offset + used[0] * (elements(field.shape) // field.shape[0])
+                spans += _differing(writer.words, self._held, field.offset, stop)
+        return spans
+
+    def _changed_rows(self, words: Ints, field: ArgsField, rows: int, cols: int) -> list[Span]:
+        """Return the spans of a block table, one for each changed row."""
+        width = field.shape[1]
+        old, new = (
+            whole[field.offset : field.offset + rows * width].reshape(rows, width)[:, :cols]
+            for whole in (self._held, words)
+        )
+        spans: list[Span] = []
+        for row in np.flatnonzero((old != new).any(axis=1)).tolist():
+            start = field.offset + row * width
+            spans += _differing(words, self._held, start, start + cols)
+        return spans
+
+
+def _differing(new: Ints, old: Ints, start: int, stop: int) -> list[Span]:
+    places = np.flatnonzero(new[start:stop] != old[start:stop])
+    return [(start + int(places[0]), start + int(places[-1]) + 1)] if len(places) else []
+
+
+def merged(spans: Iterable[Span], gap: int = GAP_WORDS) -> list[Span]:
+    """Return ordered `spans` with those less than `gap` words apart made one."""
+    found: list[Span] = []
+    for start, stop in spans:
+        if found and start - found[-1][1] < gap:
+            found[-1] = (found[-1][0], stop)
+        else:
+            found.append((start, stop))
+    return found
