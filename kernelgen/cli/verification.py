@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelgen.cli.model import ModelSource
-from kernelgen.cli.pipeline import build_model, lowered
+from kernelgen.cli.building import build_model
+from kernelgen.cli.pipeline import lowered
 from kernelgen.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""Owns Triton's interpreter as an oracle: runs generated kernels on the CPU, with bfloat16 that rounds as a GPU does.
+"""Owns Triton's interpreter as an oracle: generated kernels on the CPU, rounding as a GPU does.
 
-The interpreter of Triton 3.6 to 3.9 keeps bfloat16 as bits and does arithmetic on those bits, truncates where a GPU rounds,
-and cannot use a scalar as a loop bound with numpy 2.4. `install` repairs that; kernels themselves need no change.
+The interpreter of Triton 3.6 to 3.9 keeps bfloat16 as bits and does arithmetic on those bits,
+truncates where a GPU rounds, and cannot use a scalar as a loop bound with numpy 2.4. `install`
+repairs that; kernels themselves need no change.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _FUNCTIONS: dict[tuple[str, str], Any] = {}
 
 
 def install() -> None:
-    """Switch the interpreter on for this process and repair it; `UsageError` where Triton was imported without it."""
+    """Switch the interpreter on for this process and repair it.
+
+    `UsageError` where Triton has been imported without it.
+    """
     if _STATE["installed"]:
         return
     os.environ[_SWITCH] = "1"
@@ -108,7 +112,14 @@ def _through_float32(interpreter: Any, plain: Callable[..., Any]) -> Callable[..
     import numpy as np
     import triton.language as tl
 
-    as_bits = {np.bitwise_and, np.bitwise_or, np.bitwise_xor, np.left_shift, np.right_shift, np.where}
+    as_bits = {
+        np.bitwise_and,
+        np.bitwise_or,
+        np.bitwise_xor,
+        np.left_shift,
+        np.right_shift,
+        np.where,
+    }
 
     def narrow(handle: Any) -> bool:
         return isinstance(handle, interpreter.TensorHandle) and handle.dtype.scalar == tl.bfloat16

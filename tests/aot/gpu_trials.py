@@ -1,4 +1,4 @@
-"""Owns trying one generated GPU kernel: operands in guarded memory, the interpreter, and the bound of every element."""
+"""Owns trying a generated GPU kernel: guarded operands, interpreter, every element's bound."""
 
 from __future__ import annotations
 
@@ -157,10 +157,10 @@ class Trial:
     capacity: int
     layer: int = 0
     slack: float = 0.0
-    """further error of every sum, relative to its terms: a bfloat16 row that is rounded before it is scaled"""
+    """further error, relative to a row's largest value, of rows rounded before their scale"""
 
     def problems(self) -> list[str]:
-        """What is wrong with the outputs, in words; empty when every element is within its bound."""
+        """What is wrong with the outputs; empty when every element is within its bound."""
         made = triton_kernel(self.kernel, self.choice, self.model.layout)
         self._prepare()
         for one in made.passes:
@@ -182,11 +182,15 @@ class Trial:
         self.block: Block = block_from_json(sub_graph(self.kernel), op_kinds())
         self.meant: dict[str, Any] = {}
         self.given = {name: self._operand(name) for name in self.kernel.signature}
-        steps = {"positions": scenario.positions, "rows": scenario.owners, "token_ids": self.ids.meant.tolist()}
+        steps = {
+            "positions": scenario.positions,
+            "rows": scenario.owners,
+            "token_ids": self.ids.meant.tolist(),
+        }
         self.steps = {name: self._step(list(values)) for name, values in steps.items()}
 
     def _step(self, values: list[int]) -> Guarded:
-        """A step value of all rows of the plan, −1 for those that are not used, as the first launch writes it."""
+        """A step value of all rows of the plan, −1 for unused ones: what opens a step."""
         padded = values + [-1] * (self.capacity - len(values))
         return Guarded.of(torch.tensor(padded, dtype=torch.int32))
 
@@ -261,7 +265,9 @@ class Trial:
                 outside[value.name] = steps[value.name]
             else:
                 meant = self.meant[value.name].double()
-                outside[value.name] = meant[: self._count(value.name)] if value.type.leading else meant
+                outside[value.name] = (
+                    meant[: self._count(value.name)] if value.type.leading else meant
+                )
         found = evaluate_bounded(self.block, outside, view)
         problems = []
         for out in self.kernel.match.region.outputs:
@@ -277,7 +283,9 @@ class Trial:
             size = want.value.abs().amax(-1, keepdim=True)
             want = Bounded(want.value, want.error + self.slack * size)
         check = compare(out, self.scenario.name, tensor[:count], want)
-        problems = [] if check.passed else [f"{out}: error {check.error} of {check.bound} {check.detail}"]
+        problems = (
+            [] if check.passed else [f"{out}: error {check.error} of {check.bound} {check.detail}"]
+        )
         rest = tensor[count:]
         if not bool(torch.isnan(rest.float()).all()):
             problems.append(f"{out}: rows beyond the {count} of the step were written")
@@ -293,7 +301,9 @@ class Trial:
         pool = self.pool.tensor.clone()
         elements, start = pool.view(kind), place.offset_bytes // state.dtype.bytes
         problems = []
-        for token, (row, position) in enumerate(zip(self.scenario.owners, self.scenario.positions, strict=True)):
+        for token, (row, position) in enumerate(
+            zip(self.scenario.owners, self.scenario.positions, strict=True)
+        ):
             if row < 0:
                 continue
             page = int(self.tables.entries[group.name][row, position // PAGE_TOKENS])

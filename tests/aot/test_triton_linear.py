@@ -1,4 +1,4 @@
-"""Generated products under Triton's interpreter: every element against float64, rows of any number, sizes that do not divide."""
+"""Generated products under Triton's interpreter against float64: any number of rows, any sizes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kernelgen.verify.scenario import scenarios
 
 ARCHITECTURES = ("qwen3", "granite_swa", "llama")
 _ROUNDED_TWICE = 2.0**-6
-"""a bfloat16 row that is scaled after the product: each term is off by 2⁻⁸ at most, sums by far less; of a row's largest"""
+"""of a row's largest value: a bfloat16 row scaled after the product errs 2⁻⁸ in each term"""
 
 
 def _ops(architecture: str, kind: str) -> list[str]:
@@ -90,7 +90,9 @@ def test_product(architecture: str, kind: str, family: str, tokens: int) -> None
 def test_head_reads_the_chosen_rows(family: str, tokens: int, dtype: DType) -> None:
     model = tiny("granite_swa", dtype)
     ops = ["head.rows", "head_norm.stat", "head_norm", "head", "head.scaled"]
-    kernel = model.kernel(model.block("head"), ops, family, "mixed" if family == "gemm" else "decode")
+    kernel = model.kernel(
+        model.block("head"), ops, family, "mixed" if family == "gemm" else "decode"
+    )
     assert not _run(model, kernel, family, TILES[family][0], tokens)
 
 
@@ -104,19 +106,23 @@ def test_float32_is_multiplied_as_float32(kind: str, family: str, tokens: int) -
 
 
 def _toy(rows: str) -> Tiny:
-    """One block: rows prepared by a mean and a variance or not at all; a single product beside a pair that meets."""
+    """Rows prepared by mean and variance, or a maximum; a product beside a pair that meets."""
     build, width = BlockBuilder("toy"), 48
     x = build.declare("x", Type((Dim.T, width), FLOAT32), Role.STREAM)
     a, b, c = arg(0), arg(1), arg(2)
     mean = build.apply("mean", RowReduce("mean", a), x)
     spread = build.apply("spread", RowReduce("mean", (a - b) * (a - b)), x, mean)
-    normed = build.apply("norm", Pointwise((a - b) * call("rsqrt", c + 1e-5), BFLOAT16), x, mean, spread)
+    normed = build.apply(
+        "norm", Pointwise((a - b) * call("rsqrt", c + 1e-5), BFLOAT16), x, mean, spread
+    )
     largest = build.apply("largest", RowReduce("max", a * a), x)
     scaled = build.apply("scaled", Pointwise(a / (b + 1.0), BFLOAT16), x, largest)
     made = {}
     for name, outputs in (("q", 40), ("gate", 24), ("up", 24)):
         weight = build.declare(f"{name}.weight", Type((outputs, width), BFLOAT16), Role.WEIGHT)
-        made[name] = build.apply(name, Linear(FLOAT32), normed if rows == "norm" else scaled, weight)
+        made[name] = build.apply(
+            name, Linear(FLOAT32), normed if rows == "norm" else scaled, weight
+        )
     act = build.apply("act", Pointwise(call("tanh", a) * b, BFLOAT16), made["gate"], made["up"])
     block = build.build([("q", made["q"]), ("act", act)])
     caches = ((0, CacheSpec(1, 8, None, BFLOAT16)),)
@@ -131,7 +137,9 @@ def test_statistics_that_wait_and_pairs_beside_single_products(
 ) -> None:
     model = _toy(rows)
     before = ["mean", "spread", "norm"] if rows == "norm" else ["largest", "scaled"]
-    kernel = model.kernel(0, [*before, "q", "gate", "up", "act"], family, "mixed" if family == "gemm" else "decode")
+    kernel = model.kernel(
+        0, [*before, "q", "gate", "up", "act"], family, "mixed" if family == "gemm" else "decode"
+    )
     assert not _run(model, kernel, family, TILES[family][number], tokens)
 
 

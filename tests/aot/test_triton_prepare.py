@@ -27,7 +27,10 @@ def test_step_values(phase: str) -> None:
         words = words_of(model, scenario, block_tables(scenario, (), rng), ids)
         plan = scenario.tokens + 5
         found = {name: Guarded((plan,), "int32") for name in ("token_ids", "positions", "rows")}
-        sources = found | {"args": Guarded.of(words), "last_sampled": Guarded.of(torch.from_numpy(ids.last_sampled))}
+        sources = found | {
+            "args": Guarded.of(words),
+            "last_sampled": Guarded.of(torch.from_numpy(ids.last_sampled)),
+        }
         names = [a.name for a in one.unit.signature]
         arguments = [plan if n == "total" else sources[n].tensor for n in names]
         interpret(one.unit, one.grid(Sizes(plan, plan, 64)), arguments)

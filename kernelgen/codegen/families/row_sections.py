@@ -1,4 +1,4 @@
-"""Owns how row ops share a GPU kernel: which of them store something, and what one row is to each."""
+"""Owns how row ops share a GPU kernel: which of them store rows, and what a row is to each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ def mixed_rows(region: Region) -> Refusal | None:
         for needed in _needed(region, node):
             other = _worked_on(region, needed)
             whole = needed.op.has(Trait.ROW_REDUCE | Trait.ROW_MAP) or len(other.shape) == 3
-            if whole and (other.static_elements // other.row_width, other.row_width) != (heads, width):
+            if whole and (other.static_elements // other.row_width, other.row_width) != (
+                heads,
+                width,
+            ):
                 what = f"rows of {other.row_width}"
                 return Refusal(f"{node.name} works on rows of {width}, {needed.name} on {what}")
     return None

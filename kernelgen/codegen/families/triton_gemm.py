@@ -21,6 +21,8 @@ _BEST_SIDE = 170.7
 """harmonic mean of the sides of a 128 × 256 tile; smaller tiles read their operands more often"""
 _SIDE_POWER = 0.35
 """how the rate falls with the side: 0.80 at 128 × 128, 0.62 at 64 × 64. Assumed."""
+_MOST_SUMS = 128
+"""float32 sums of a thread where the operands of the tensor cores are registers as well"""
 _THROUGH_REGISTERS = 0.75
 """of the rate, where rows are prepared on their way from memory to the tensor cores. Assumed."""
 
@@ -44,7 +46,11 @@ class GemmTile:
 
     def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
         """Limits of the block."""
-        return self.footprint(problem).problems(device)
+        found = list(self.footprint(problem).problems(device))
+        sums = self.outputs * problem.most_matrices * self.rows / (self.warps * WARP)
+        if sums >= _MOST_SUMS and not device.has("wgmma"):
+            found.append(f"{sums:g} sums a thread leave too few registers for the operands")
+        return tuple(found)
 
     def share(self, problem: Product) -> float:
         """Part of the large product's rate that this tile reaches on full blocks."""

@@ -1,1 +1,1 @@
-"""Owns Triton generation for the GPU targets: expressions, tile programs, kernels and their compiled variants."""
+"""Owns Triton generation for the GPU targets: expressions, tile programs, kernels and tiles."""

@@ -36,7 +36,7 @@ def triton_type(dtype: DType) -> str:
 
 
 def triton_name(name: str) -> str:
-    """A value's name as a Python identifier that cannot meet a name of the templates: those are capital or one word.
+    """A value's name as a Python identifier that no name of a template meets: theirs are one word.
 
     `attn.q` → `attn_q`, `x` → `x_`.
     """

@@ -10,7 +10,7 @@ from kernelgen.core.dtypes import DType
 
 @dataclass(frozen=True)
 class Mask:
-    """Which elements exist. `text` empty: all of them; `only_if`: constant without which all of them do."""
+    """Which elements exist: all without `text`, and all unless the constant `only_if` holds."""
 
     text: str = ""
     only_if: str = ""
@@ -32,7 +32,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Frame:
-    """Texts of row, head and column numbers that broadcast against one another, with the masks of each shape."""
+    """Texts of row, head and column numbers that broadcast, with the masks of each shape."""
 
     row: str
     column: str

@@ -101,7 +101,10 @@ def triton_kernel(
 
 
 def kernel_arguments(kernel: Kernel) -> tuple[Given, ...]:
-    """Operands in order (a state followed by its layer's place and block table), then the step's arguments."""
+    """Operands in order, then the step's arguments.
+
+    A state is followed by its layer's place in a page and by the block table of its group.
+    """
     region = kernel.match.region
     found: list[Given] = []
     for number, name in enumerate(kernel.signature):
@@ -116,7 +119,11 @@ def kernel_arguments(kernel: Kernel) -> tuple[Given, ...]:
             continue
         found += [
             Given(argument, Operand(number), "pages"),
-            Given(Argument(f"{clean}_offset", "i64", 16), LayerOffset(), "bytes, of this layer in a page"),
+            Given(
+                Argument(f"{clean}_offset", "i64", 16),
+                LayerOffset(),
+                "bytes, of this layer in a page",
+            ),
             Given(Argument(f"{clean}_table", "*i32", 16), BlockTable(), "pages of each request"),
         ]
     if region.with_trait(Trait.STATE_WRITE) and "positions" not in kernel.signature:

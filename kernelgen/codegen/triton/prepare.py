@@ -1,4 +1,4 @@
-"""Owns the launch that opens every step on a GPU: it turns the step's arguments into ids, positions and request rows."""
+"""Owns the launch that opens every GPU step: ids, positions and request rows of all tokens."""
 
 from __future__ import annotations
 

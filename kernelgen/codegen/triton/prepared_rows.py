@@ -1,4 +1,4 @@
-"""Owns how a product's template prepares its rows: chosen rows, statistics before or on the way, the tile itself."""
+"""Owns how a product prepares its rows: chosen rows, statistics before or on the way, the tile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from kernelgen.codegen.triton.tile_program import (
     reduce_call,
 )
 from kernelgen.ir.graph import Node
-from kernelgen.ir.op import Trait
 from kernelgen.ops import Pointwise, RowReduce, SelectRows
 from kernelgen.planner.network import Region
 
@@ -28,7 +27,8 @@ from kernelgen.planner.network import Region
 class PreparedRows:
     """Prints the prologue of a product on tiles `[rows, DEPTH]`.
 
-    `exact`: whether the tile stays float32 (vector units, or float32 products) or becomes bfloat16 for the tensor cores.
+    `exact`: whether the tile stays float32 (vector units, or float32 products) or becomes bfloat16
+    for the tensor cores.
     """
 
     region: Region
@@ -45,8 +45,11 @@ class PreparedRows:
         self.chosen = TileProgram(self.region, self.frame, self.taken, words=self.words)
 
     def context(self) -> dict[str, Any]:
-        """`chosen`: statements before any loop; `levels`: loops before the main one; `lines`, `text`: the tile in the main
-        loop; `statistics`: what the main loop gathers; `scale`: what the finished sums are multiplied with.
+        """What the templates print.
+
+        `chosen`: statements before any loop; `levels`: loops before the main one; `lines`, `text`:
+        the tile in the main loop; `statistics`: what the main loop gathers; `scale`: what the
+        finished sums are multiplied with.
         """
         for node in self.roles.prologue:
             if isinstance(node.op, SelectRows):
@@ -79,7 +82,10 @@ class PreparedRows:
         program, dtype = self._program(), self.region.value(self.roles.x).type.dtype
         if not work:
             text = self.frame.tile.load(program.pointer(self.roles.x))
-            return {"lines": program.lines, "text": f"({text}).to(tl.float32)" if self.exact else text}
+            return {
+                "lines": program.lines,
+                "text": f"({text}).to(tl.float32)" if self.exact else text,
+            }
         op = work[-1].op
         assert isinstance(op, Pointwise)
         text = triton_expr(op.expr, [program.value(n) for n in work[-1].inputs])

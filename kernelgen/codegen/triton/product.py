@@ -93,8 +93,9 @@ def sections(
         made["before"] = f"END_{number - 1} + " if number else ""
         made["start"] = f"(tile - END_{number - 1})" if number else "tile"
         if not found or found[-1]["matrices"] != len(made["weights"]):
-            found.append({"matrices": len(made["weights"]), "groups": []})
+            found.append({"matrices": len(made["weights"]), "groups": [], "meets": False})
         found[-1]["groups"].append(made)
+        found[-1]["meets"] |= made["meets"]
     last = len(groups) - 1
     for section in found:
         mine = [group["number"] for group in section["groups"]]
@@ -105,7 +106,7 @@ def sections(
 
 
 def _between(first: int, last: int, least: int, most: int) -> str:
-    """The condition for a tile of groups `first` to `last` where those from `least` to `most` are possible."""
+    """The condition for a tile of groups `first` to `last` among those from `least` to `most`."""
     conditions = [f"tile >= END_{first - 1}"] if first > least else []
     conditions += [f"tile < END_{last}"] if last < most else []
     return conditions[0] if len(conditions) == 1 else " & ".join(f"({c})" for c in conditions)
@@ -128,4 +129,11 @@ def _group(region: Region, group: LinearGroup, frame: Frame, taken: set[str]) ->
         "weights": [triton_name(w) for w in group.weights],
         "names": [a.name for a in group.anchors],
         "lines": program.lines,
+        "meets": _meets_rows(region, group),
     }
+
+
+def _meets_rows(region: Region, group: LinearGroup) -> bool:
+    """Whether finished columns meet rows from outside, such as a residual."""
+    outside = {n for node in group.epilogue for n in node.inputs if region.base(n) not in region.made}
+    return any(region.value(name).type.leading is not None for name in outside)

@@ -1,4 +1,4 @@
-"""Owns the text of row kernels: ops that each row decides for itself, side by side where they share no row."""
+"""Owns the text of row kernels: ops that each row decides for itself, in sections side by side."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _store(program: TileProgram, node: Node) -> None:
 
 
 def _insert(program: TileProgram, node: Node) -> None:
-    """Keys and values of a token to its page: `[kv_heads][16 tokens][head_dim]`, keys before values."""
+    """Keys and values to their page: `[kv_heads][16 tokens][head_dim]`, keys before values."""
     region = program.region
     state, keys, values, rows = node.inputs
     type_, dtype = region.value(keys).type, region.value(state).type.dtype
@@ -95,7 +95,8 @@ def _insert(program: TileProgram, node: Node) -> None:
         f"at = {cache}_table + request * MAX_PAGES + position // {PAGE_TOKENS}",
         "page = tl.load(at, mask=request >= 0, other=0)",
         f"start = (page.to(tl.int64) * PAGE_BYTES + {cache}_offset) // {dtype.bytes}",
-        f"cell = {cache} + start + (head * {PAGE_TOKENS} + position % {PAGE_TOKENS}) * {width} + col",
+        f"line = head * {PAGE_TOKENS} + position % {PAGE_TOKENS}",
+        f"cell = {cache} + start + line * {width} + col",
         "kept = mine & (page > 0)",
         f"tl.store(cell, {stored(k, dtype)}, mask=kept)",
         f"tl.store(cell + {heads * PAGE_TOKENS * width}, {stored(v, dtype)}, mask=kept)",

@@ -1,6 +1,7 @@
-"""Owns the printing of row ops as Triton statements on one tile of rows: values are float32 tiles in registers.
+"""Owns the printing of row ops as Triton statements on one tile of rows, in float32 registers.
 
-Every value is rounded to its own dtype where its op ends, so that a fused program gives the bits of an unfused one.
+Every value is rounded to its own dtype where its op ends, so that a fused program gives the bits of
+an unfused one.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from kernelgen.planner.network import Region
 
 _ROWS = (Role.STREAM, Role.TEMP)
 
+
 @dataclass
 class TileProgram:
     """Prints what a value is at the frame, computing first whatever it is made of.
 
-    `lines` collects statements; `names` what has been computed: value, and column text where it is not the frame's, to
-    variable. Values that the template computes (statistics, sums of a product) are put there with `bind`.
+    `lines` collects statements; `names` maps what has been computed (value, columns) to variables.
+    Values that the template computes (statistics, sums of a product) are put there with `bind`.
     """
 
     region: Region
@@ -46,14 +48,17 @@ class TileProgram:
         node = self._maker(base)
         if node is not None:
             at = self._whole(name, base, at)
-        key = (name if node is None else base, self.frame.column if self._is_number(name) else at.column)
+        key = (
+            name if node is None else base,
+            self.frame.column if self._is_number(name) else at.column,
+        )
         if key not in self.names:
             text = self._outside(name, at) if node is None else self._made(node, at)
             self.names[key] = self.let(name, text)
         return self.names[key]
 
     def _whole(self, name: str, base: str, at: Frame) -> Frame:
-        """The frame of a value made inside that is seen through a view: its columns in the whole row."""
+        """The frame of a value made inside and seen through a view: columns of the whole row."""
         type_, access = self.region.value(name).type, self.region.network.access[name]
         if name == base or len(type_.shape) == len(self.region.value(base).type.shape):
             return at
@@ -104,10 +109,12 @@ class TileProgram:
     def element(self, node: Node, at: Frame | None = None) -> str:
         """What a row reduction reduces, at each column."""
         assert isinstance(node.op, RowReduce)
-        return triton_expr(node.op.expr, [self.value(n, at or self.frame) for n in node.inputs], top=False)
+        return triton_expr(
+            node.op.expr, [self.value(n, at or self.frame) for n in node.inputs], top=False
+        )
 
     def reduced(self, node: Node, element: str) -> str:
-        """The reduction over the tile's columns, which are the whole row; columns that do not exist count nothing."""
+        """The reduction over the tile's columns, the whole row; missing ones count nothing."""
         assert isinstance(node.op, RowReduce)
         nothing = neutral(node)
         mask = self.frame.vector
@@ -120,7 +127,9 @@ class TileProgram:
     def _outside(self, name: str, at: Frame) -> str:
         """The load of a value that comes from outside, or of rows chosen among those."""
         type_ = self.region.value(name).type
-        mask = at.vector if type_.leading is None else at.number if self._is_number(name) else at.tile
+        mask = (
+            at.vector if type_.leading is None else at.number if self._is_number(name) else at.tile
+        )
         return load_as_float(mask, self.pointer(name, at), type_.dtype)
 
     def pointer(self, name: str, at: Frame | None = None) -> str:
@@ -162,11 +171,17 @@ class TileProgram:
         width = self.region.value(x).type.row_width
         assert at.column == self.frame.column, "a rotation of a rotation"
         column = self.frame.column
-        rest = f"tl.where({column} < {2 * half}, {column} - {half}, {column})" if 2 * half < width else f"{column} - {half}"
+        rest = (
+            f"tl.where({column} < {2 * half}, {column} - {half}, {column})"
+            if 2 * half < width
+            else f"{column} - {half}"
+        )
         partner = self._once("partner", f"tl.where({column} < {half}, {column} + {half}, {rest})")
         angle = self._once("angle", f"tl.where({column} < {half}, {column}, {column} - {half})")
         sign = self._once("sign", f"tl.where({column} < {half}, -1.0, 1.0)")
-        where = self._once(positions, self.frame.number.load(address(triton_name(positions), self.frame.row), "0"))
+        where = self._once(
+            positions, self.frame.number.load(address(triton_name(positions), self.frame.row), "0")
+        )
         row = address(triton_name(table), f"{where} * {2 * half}", angle)
         mask = at.tile
         if 2 * half < width:
@@ -189,7 +204,9 @@ class TileProgram:
         ids, table = node.inputs
         type_ = self.region.value(table).type
         vocabulary, width = type_.shape
-        token = self._once(ids, self.frame.number.load(address(triton_name(ids), self.frame.row), "-1"))
+        token = self._once(
+            ids, self.frame.number.load(address(triton_name(ids), self.frame.row), "-1")
+        )
         known = self._once("known", f"({token} >= 0) & ({token} < {vocabulary})")
         start = f"{token}.to(tl.int64) * {width}"
         pointer = address(triton_name(self.region.base(table)), start, at.column)

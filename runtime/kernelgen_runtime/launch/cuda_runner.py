@@ -181,7 +181,7 @@ class CudaRunner:
             if isinstance(error, LaunchError):
                 raise
             reason = shown(str(error).strip().splitlines()[0] if str(error) else "", 200)
-            raise LaunchError(f"{self._device.label}: {doing}: {reason}") from None
+            raise LaunchError(f"{self._device.label}: {doing}: {reason}") from error
 
 
 def _entry(api: Accelerator, manifest: Manifest, sampling: SlotSampling) -> Entry:

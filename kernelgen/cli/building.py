@@ -1,0 +1,205 @@
+"""Owns the second half of the pipeline: plans → sources → libraries → build folder → wheel."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kernelgen import __version__
+from kernelgen.cli.model import ModelSource
+from kernelgen.cli.pipeline import Lowered, all_plans, lowered
+from kernelgen.codegen.cpp.program import cpp_program
+from kernelgen.codegen.cuda.host import cuda_headers, cuda_step, workspace_bytes
+from kernelgen.codegen.cuda.program import cuda_program
+from kernelgen.codegen.manifest import (
+    CheckpointTensor,
+    Identity,
+    Library,
+    TargetBuild,
+    cpu_target,
+    kernel_list,
+    manifest,
+)
+from kernelgen.compile.cpp import CppSource, compile_cpp
+from kernelgen.compile.isa import machine_isas
+from kernelgen.compile.store import Store
+from kernelgen.compile.toolchain import find_toolchain
+from kernelgen.compile.units import Blob
+from kernelgen.core.files import staged_folder, write_tree
+from kernelgen.hw import Device, parse_target
+from kernelgen.pack.bundle import pack
+
+ISAS = ("avx512_bf16", "avx512", "avx2")
+_CPUINFO = Path("/proc/cpuinfo")
+
+Progress = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build has written, and how much of it came from the cache."""
+
+    wheel: str
+    folder: str
+    seconds: float
+    steps: int
+    cached: int
+
+
+@dataclass
+class _Build:
+    """One run of `build_model`: where things come from and go to."""
+
+    model: Lowered
+    fusion: bool
+    isas: tuple[str, ...]
+    store: Store
+    jobs: int | None
+    progress: Progress | None
+    steps: list[Any] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def note(self, step: Any) -> None:
+        """Count a step and hand it to the display."""
+        self.steps.append(step)
+        if self.progress is not None:
+            self.progress(step)
+
+    def add_texts(self, texts: Mapping[str, str]) -> None:
+        """Readable files of the build folder."""
+        self.files |= {path: text.encode() for path, text in texts.items()}
+
+
+def build_model(
+    source: ModelSource,
+    targets: Sequence[str],
+    out: Path,
+    *,
+    jobs: int | None = None,
+    fusion: bool = True,
+    dtype: str = "bfloat16",
+    isas: Sequence[str] = ISAS,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Everything from config to wheel. The build folder appears under `out` in one rename.
+
+    `isas` are the instruction sets that the CPU target is compiled for, best first.
+    """
+    started = time.perf_counter()
+    build = _Build(lowered(source, dtype), fusion, tuple(isas), Store(), jobs, progress)
+    devices = [parse_target(target) for target in targets]
+    with build.store.session():
+        made = [_target(build, device) for device in devices]
+        build.files["manifest.json"] = _json(_manifest(source, build.model, dtype, made))
+        folder = out / source.name
+        with staged_folder(folder) as stage:
+            write_tree(stage, build.files)
+    wheel = pack(folder, out)
+    return BuildResult(
+        wheel=str(wheel),
+        folder=str(folder),
+        seconds=time.perf_counter() - started,
+        steps=len(build.steps),
+        cached=sum(1 for step in build.steps if step.cached),
+    )
+
+
+def _target(build: _Build, device: Device) -> TargetBuild:
+    """Plans, sources and libraries of one target."""
+    plans = all_plans(build.model.graph, device, build.fusion)
+    for plan in plans:
+        path = f"plans/{device.sm_name}_{plan.phase}_{plan.size}.json"
+        build.files[path] = _json(plan.to_json())
+    return _cpu(build, plans) if device.is_cpu else _gpu(build, device, plans)
+
+
+def _cpu(build: _Build, plans: Sequence[Any]) -> TargetBuild:
+    """C++ kernels for every instruction set."""
+    spec = build.model.spec
+    program = cpp_program(plans, spec.vocab, spec.max_positions)
+    units = [CppSource(path, text) for path, text in sorted(program.units.items())]
+    compiled = compile_cpp(
+        units,
+        isas=build.isas,
+        store=build.store,
+        headers=program.headers,
+        jobs=build.jobs,
+        progress=build.note,
+    )
+    here = machine_isas(_CPUINFO.read_text()) if _CPUINFO.exists() else ()
+    build.add_texts(program.units | program.headers)
+    build.files["kernels.json"] = _json(kernel_list(program))
+    build.files |= {f"lib/cpu_{lib.isa}.so": lib.path.read_bytes() for lib in compiled}
+    return cpu_target(
+        program, [Library(lib.isa, f"lib/cpu_{lib.isa}.so", lib.isa in here) for lib in compiled]
+    )
+
+
+def _gpu(build: _Build, device: Device, plans: Sequence[Any]) -> TargetBuild:
+    """Triton kernels ahead of time, and the host program that launches them."""
+    from kernelgen.compile.triton import compile_triton
+
+    spec = build.model.spec
+    step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions)
+    kernels = compile_triton(
+        step.units(), sms=[device.sm], store=build.store, jobs=build.jobs, progress=build.note
+    )
+    images = {kernel.name: kernel.image for kernel in kernels}
+    blobs = tuple(Blob(f"{step.folder}/{k.name}.cubin", k.cubin) for k in kernels)
+    host = cuda_step(step, images)
+    units = [CppSource(path, text, blobs=blobs) for path, text in host.items()]
+    (library,) = compile_cpp(
+        units,
+        isas=[device.sm_name],
+        store=build.store,
+        headers=cuda_headers(),
+        jobs=build.jobs,
+        progress=build.note,
+    )
+    texts = {f"{step.folder}/{unit.name}.py": unit.text for unit in step.units()}
+    build.add_texts(texts | host | cuda_headers())
+    build.files[f"{step.folder}/report.json"] = _json(
+        {name: vars(image) for name, image in sorted(images.items())}
+    )
+    path = f"lib/cuda_{device.sm_name}.so"
+    build.files[path] = library.path.read_bytes()
+    return TargetBuild(
+        target=device.target,
+        libraries=[Library(device.sm_name, path, False)],
+        weights=step.weights,
+        cache=step.cache,
+        args=step.args,
+        plans=plans,
+        workspace_bytes=[workspace_bytes(plan, step.args) for plan in plans],
+        sources=texts | host,
+        device_names=device.driver_names,
+        counters=max(plan.counters for plan in plans),
+    )
+
+
+def _manifest(
+    source: ModelSource, model: Lowered, dtype: str, targets: Sequence[TargetBuild]
+) -> dict[str, Any]:
+    """What the runtime reads first."""
+    tools = find_toolchain()
+    identity = Identity(
+        name=source.name,
+        version=__version__,
+        generator=f"kernelgen {__version__}",
+        activation_dtype=dtype,
+        toolchain={"c++": tools.version, "tvm_ffi": tools.tvm_ffi},
+    )
+    tensors = [
+        CheckpointTensor(t.name, t.shape, t.parameter)
+        for t in model.architecture.checkpoint(model.spec, model.graph)
+    ]
+    ignored = model.architecture.ignored(model.spec)
+    return manifest(identity, model.spec, targets, tensors, ignored)
+
+
+def _json(data: Any) -> bytes:
+    return (json.dumps(data, indent=1, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,57 @@
+"""Products and row kernels of published models, compiled for two SMs: no spills, wide loads, PDL."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from kernelgen.cli.model import resolve
+from kernelgen.cli.pipeline import plan_model
+from kernelgen.codegen.step_args import args_layout
+from kernelgen.codegen.triton.kernels import StepLayout, triton_kernel
+from kernelgen.compile.store import Store
+from kernelgen.compile.triton import CompiledKernel, compile_triton
+from kernelgen.planner.caches import cache_schema
+
+FAMILIES = ("gemv", "skinny", "gemm", "rows")
+CASES = [
+    ("qwen3-0.6b", "decode", 1, 90),
+    ("qwen3-8b", "decode", 8, 90),
+    ("smollm2-135m-instruct", "decode", 64, 80),
+    ("granite-swash-2b", "mixed", 2048, 90),
+    ("llama-3.2-1b", "mixed", 2048, 80),
+]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(tmp_path_factory.mktemp("store"))
+
+
+def _compiled(model: str, phase: str, size: int, sm: int, store: Store) -> list[CompiledKernel]:
+    """Every distinct kernel of a plan; `IllegalKernel` for one that spills or exceeds a limit."""
+    plan = plan_model(resolve(model), f"sm_{sm}", phase=phase, size=size)
+    cache = cache_schema(plan.graph.caches)
+    layout = StepLayout(cache, args_layout(cache, 8192, 256, 8192))
+    units = {}
+    for launch in plan.launches:
+        if launch.kernel.match.family.name in FAMILIES:
+            unit = triton_kernel(launch.kernel, launch.price.choice, layout).passes[0].unit
+            units[unit.name] = unit
+    with store.session():
+        made = compile_triton(list(units.values()), sms=[sm], store=store, jobs=2)
+        for kernel in made:
+            _check(kernel, kernel.ptx.read_text(), sm)
+    return list(made)
+
+
+def _check(kernel: CompiledKernel, ptx: str, sm: int) -> None:
+    assert ("griddepcontrol.wait" in ptx) == (sm >= 90), kernel.name
+    loads = re.findall(r"(?:ld\.global|cp\.async\.c[ag])\S*", ptx)
+    assert any(".v4." in x or "cp.async.cg" in x for x in loads), (kernel.name, loads)
+
+
+@pytest.mark.parametrize("model, phase, size, sm", CASES)
+def test_published_shapes_compile(model: str, phase: str, size: int, sm: int, store: Store) -> None:
+    assert len(_compiled(model, phase, size, sm, store)) >= 4

@@ -1,0 +1,167 @@
+"""Every architecture built for this machine and run: recorded logits, and equal bits however fed."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ENTRY_POINT, HERE, Subject, folders, subject_of
+from kernelgen_runtime import LLM, SamplingParams
+from kernelgen_runtime.scoring import Case
+from model_builds import build, this_isa
+
+from kernelgen.compile.isa import machine_isas
+from kernelgen.core.dtypes import FLOAT32
+from kernelgen.spec.config import read_config
+from kernelgen.verify.model_cases import Case as Recorded
+from kernelgen.verify.model_cases import read_cases
+from kernelgen.verify.own_cases import own_cases
+from kernelgen.verify.parameters import load_parameters
+
+LOGIT_BOUND = 1e-4  # of the largest logit, at least of 1: float32 of two programs
+
+
+@dataclass(frozen=True)
+class Built:
+    """A tiny checkpoint, its cases, and builds of it by (fusion, instruction sets)."""
+
+    weights: Path
+    cases: tuple[Recorded, ...]
+    make: Callable[..., Path]
+
+    def llm(self, folder: Path, **options: int) -> LLM:
+        return LLM(
+            folder, self.weights, max_num_seqs=8, max_model_len=96, threads=2, **options
+        )
+
+    @functools.cached_property
+    def fused(self) -> LLM:
+        return self.llm(self.make(fusion=True))
+
+    @functools.cached_property
+    def inputs(self) -> list[Case]:
+        return [Case(tuple(c.prompt_ids.tolist()), tuple(c.fed_ids.tolist())) for c in self.cases]
+
+    @functools.cached_property
+    def alone(self) -> list[np.ndarray]:
+        """Logits of each case by itself, prompt at once."""
+        return [rows(self.fused.score([case])[0]) for case in self.inputs]
+
+
+def rows(score: object) -> np.ndarray:
+    return np.concatenate([score.prefill_logits, score.decode_logits])
+
+
+def write_own(folder: Path, subject: Subject) -> tuple[Recorded, ...]:
+    """Seeded weights and cases by the references of the ops: for what transformers has not."""
+    from safetensors.torch import save_file
+    from seeded import seeded_tensor
+
+    architecture, spec = subject.architecture, subject.spec
+    graph = architecture.lower(spec, FLOAT32)
+    rules = architecture.checkpoint(spec, graph)
+    (folder / "config.json").write_text(json.dumps(dict(subject.config)))
+    save_file(
+        {r.name: seeded_tensor(r.name, tuple(r.shape), 1) for r in rules},
+        folder / "model.safetensors",
+    )
+    return own_cases(graph, load_parameters(folder, rules), spec.vocab)
+
+
+@pytest.fixture(scope="module", params=folders(), ids=lambda p: p.name)
+def built(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Built]:
+    pytest.importorskip("transformers")
+    from make_tiny import make
+
+    subject, own = subject_of(request.param), request.param.parent == HERE
+    weights = tmp_path_factory.mktemp("weights")
+    if own:
+        cases = write_own(weights, subject)
+    else:
+        make(subject.config, weights)
+        cases = read_cases(weights / "cases.npz")
+    config = read_config(weights / "config.json").data
+
+    @functools.cache
+    def made(fusion: bool, isas: tuple[str, ...] = ()) -> Path:
+        out = tmp_path_factory.mktemp("out")
+        return build(config, out, name="tiny", fusion=fusion, isas=isas)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if own:  # as pip would have left it
+            info = tmp_path_factory.mktemp("site") / "toy_fifth-1.0.dist-info"
+            info.mkdir()
+            (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-fifth\nVersion: 1.0\n")
+            (info / "entry_points.txt").write_text(ENTRY_POINT)
+            patch.syspath_prepend(str(info.parent))
+        yield Built(weights, cases, made)
+
+
+def compare(built: Built, logits: list[np.ndarray]) -> None:
+    for case, found in zip(built.cases, logits, strict=True):
+        wanted = np.concatenate([case.prefill_logits, case.decode_logits])
+        bound = LOGIT_BOUND * max(1.0, float(np.abs(wanted).max()))
+        assert np.abs(found[: len(wanted)] - wanted).max() <= bound, case.name
+
+
+@pytest.mark.row("R-043")
+def test_recorded_logits(built: Built) -> None:
+    """Prompts up to 3 windows and 5 tokens long, then the recorded continuation."""
+    compare(built, built.alone)
+
+
+def test_unfused_gives_the_same_bits(built: Built) -> None:
+    unfused = built.llm(built.make(fusion=False))
+    for case, wanted in zip(built.inputs, built.alone, strict=True):
+        assert np.array_equal(rows(unfused.score([case])[0]), wanted)
+
+
+def test_a_mixed_batch_gives_the_bits_of_each_alone(built: Built) -> None:
+    for score, wanted in zip(built.fused.score(built.inputs), built.alone, strict=True):
+        assert np.array_equal(rows(score), wanted)
+
+
+# One token, less than a page, a page, one more; the longest prompt has several pages.
+@pytest.mark.parametrize("chunk", [1, 5, 16, 17])
+def test_chunks_give_the_bits_of_one_prefill(built: Built, chunk: int) -> None:
+    longest = max(range(len(built.inputs)), key=lambda i: len(built.inputs[i].prompt_ids))
+    llm = built.llm(built.make(fusion=True), chunk_tokens=chunk)
+    score = llm.score([built.inputs[longest]])[0]
+    assert np.array_equal(rows(score), built.alone[longest])
+
+
+def test_the_step_chooses_the_recorded_ids(built: Built) -> None:
+    """Greedy generation, all prompts in one batch: sampling happens inside the step."""
+    steps = len(built.cases[0].fed_ids)
+    params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
+    outputs = built.fused.generate([case.prompt_ids for case in built.inputs], params)
+    assert [o.token_ids for o in outputs] == [case.fed_ids for case in built.inputs]
+
+
+def test_every_library_of_this_machine(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other instruction sets, on the architecture with most kinds of layers."""
+    here = [i for i in machine_isas(Path("/proc/cpuinfo").read_text()) if i != this_isa()]
+    if not has_windows(built):
+        pytest.skip("one architecture is enough: the one with windows beside full layers")
+    if not here:
+        pytest.skip("this processor has one instruction set")
+    folder = built.make(fusion=True, isas=tuple(here))
+    for isa in here:
+        monkeypatch.setenv("KERNELGEN_ISA", isa)
+        llm = built.llm(folder)
+        assert llm.library.isa == isa
+        compare(built, [rows(llm.score([case])[0]) for case in built.inputs])
+
+
+def has_windows(built: Built) -> bool:
+    kinds = {group.window is None for group in built.fused.manifest.cache.groups}
+    return len(kinds) == 2

@@ -1,0 +1,543 @@
+"""Running on a GPU that is a fake: choice, order of streams, graphs, memory, and every refusal."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fake_cuda import FakeCuda, FakeGpuLibrary, fake_gpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernelgen_runtime import LLM, SamplingParams
+from kernelgen_runtime.artifact.open import Artifact
+from kernelgen_runtime.device.choose import choose, runs_on
+from kernelgen_runtime.device.cuda import CudaDevice
+from kernelgen_runtime.device.found import Found, Gpu
+from kernelgen_runtime.errors import (
+    CapacityError,
+    DeviceMemoryError,
+    LaunchError,
+    NoDeviceError,
+    RequestError,
+    UnsupportedGpuError,
+)
+from kernelgen_runtime.launch.args import ArgsWriter, SlotSampling
+from kernelgen_runtime.launch.collector import collector_frozen
+from kernelgen_runtime.launch.upload import DeviceArgs, merged
+from kernelgen_runtime.scoring import Case
+from runtime_fakes import (
+    HYBRID,
+    VOCAB,
+    manifest_json,
+    manifest_of,
+    on_gpu,
+    oracle,
+    seen,
+    target_json,
+    toy_logits,
+)
+
+EOS = frozenset((VOCAB - 1,))
+
+
+def open_toy(gpu: FakeCuda, values: dict[str, Any] | None = None, **options: Any) -> LLM:
+    values = on_gpu(values or manifest_json())
+    manifest = manifest_of(values)
+    choice, device, library = fake_gpu(values, manifest, gpu)
+    artifact = Artifact((manifest,), Path("toy"))
+    options = {"library": library, "on": device, "device": choice, "threads": 1} | options
+    return LLM(artifact, "random:3", **options)
+
+
+def library(llm: LLM) -> FakeGpuLibrary:
+    assert isinstance(llm.library, FakeGpuLibrary)
+    return llm.library
+
+
+def manifests(*targets: str) -> list[Any]:
+    found = []
+    for target in targets:
+        values = manifest_json()
+        found.append(manifest_of(values if target == "cpu" else on_gpu(values, target)))
+    return found
+
+
+def here(*sms: int, reason: str = "") -> Any:
+    names = {80: "NVIDIA A100", 86: "NVIDIA A10", 89: "NVIDIA L4", 90: "NVIDIA H200"}
+    gpus = tuple(Gpu(i, names.get(sm, f"sm {sm}"), sm) for i, sm in enumerate(sms))
+    return lambda: Found(gpus, reason)
+
+
+# Which device.
+
+
+@pytest.mark.parametrize(
+    ("targets", "gpus", "wanted", "chosen"),
+    [
+        (["cpu", "sm_90:h200"], [90], "auto", ("sm_90:h200", 0)),
+        (["cpu", "sm_90:h200"], [86, 90], "auto", ("sm_90:h200", 1)),
+        (["cpu", "sm_90:h200"], [86], "auto", ("cpu", None)),
+        (["cpu", "sm_90:h200"], [], "auto", ("cpu", None)),
+        (["cpu", "sm_90:h200"], [90], "cpu", ("cpu", None)),
+        (["cpu", "sm_80:a100"], [90, 86], "cuda:1", ("sm_80:a100", 1)),
+        (["sm_80:a100", "sm_89:l4"], [89], "cuda", ("sm_89:l4", 0)),
+        (["sm_80:a100", "sm_89:l4"], [86], "cuda:0", ("sm_80:a100", 0)),
+        (["cpu"], [90], "auto", ("cpu", None)),
+    ],
+)
+def test_the_device_that_fits(
+    targets: list[str], gpus: list[int], wanted: str, chosen: tuple[str, int | None]
+) -> None:
+    choice = choose(manifests(*targets), wanted, here(*gpus))
+    assert (choice.manifest.target, choice.gpu and choice.gpu.index) == chosen
+
+
+@pytest.mark.parametrize(
+    ("targets", "gpus", "wanted", "error", "text"),
+    [
+        (
+            ["sm_90:h200"],
+            [86],
+            "auto",
+            UnsupportedGpuError,
+            "needs sm_90, found sm_86 (NVIDIA A10)",
+        ),
+        (
+            ["sm_90:h200", "sm_100:b200"],
+            [86, 80],
+            "cuda",
+            UnsupportedGpuError,
+            "needs sm_90 or sm_100, found sm_86 (NVIDIA A10), sm_80 (NVIDIA A100)",
+        ),
+        (["sm_100:b200"], [90], "cuda:0", UnsupportedGpuError, "needs sm_100, found sm_90"),
+        (["sm_90:h200"], [], "auto", NoDeviceError, "needs sm_90, found no NVIDIA GPU (why not)"),
+        (["cpu", "sm_90:h200"], [], "cuda", NoDeviceError, "found no NVIDIA GPU (why not)"),
+        (["cpu", "sm_90:h200"], [90], "cuda:1", NoDeviceError, "cuda:1: this machine has GPUs 0"),
+        (["sm_90:h200"], [90], "cpu", UnsupportedGpuError, "no library for the CPU: it was built"),
+        (["cpu"], [90], "cuda", UnsupportedGpuError, "it was built for cpu"),
+        (["cpu"], [90], "gpu", UnsupportedGpuError, "--device must be auto, cpu or cuda"),
+    ],
+)
+def test_one_line_where_nothing_fits(
+    targets: list[str], gpus: list[int], wanted: str, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error) as caught:
+        choose(manifests(*targets), wanted, here(*gpus, reason="why not"))
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+    assert getattr(caught.value, "exit_code", None) == (4 if error is NoDeviceError else 3)
+
+
+@pytest.mark.parametrize("code", [80, 86, 89, 90, 100, 103, 120])
+def test_machine_code_and_compute_capability(code: int) -> None:
+    fits = {80: {80, 86, 87, 89}, 86: {86, 87, 89}, 89: {89}}.get(code, {code})
+    assert {sm for sm in (75, 80, 86, 87, 89, 90, 100, 103, 120, 121) if runs_on(code, sm)} == fits
+
+
+def test_another_device_of_the_same_sm_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    found = lambda: Found((Gpu(0, "NVIDIA H100 PCIe", 90),))  # noqa: E731
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            choose(manifests("sm_90:h200"), "auto", found)
+        choose(manifests("sm_90:h200"), "auto", here(90))
+    (record,) = caplog.records
+    assert "planned for sm_90:h200 (NVIDIA H200), running on 'NVIDIA H100" in record.getMessage()
+
+
+def test_gpus_are_not_looked_for_without_need() -> None:
+    assert choose(manifests("cpu"), "auto", lambda: 1 // 0).gpu is None  # type: ignore[arg-type]
+
+
+# Steps.
+
+
+def some_params(count: int) -> list[SamplingParams]:
+    return [
+        SamplingParams(max_tokens=9 + 5 * i, temperature=0.7 * (i % 2), top_k=i, top_p=0.9, seed=i)
+        for i in range(count)
+    ]
+
+
+def expected(prompt: list[int], param: SamplingParams) -> list[int]:
+    return oracle(
+        prompt,
+        len(prompt) + (param.max_tokens or 0),
+        HYBRID,
+        EOS,
+        temperature=float(np.float32(param.temperature)),
+        top_k=param.top_k,
+        top_p=float(np.float32(param.top_p)),
+        seed=param.seed,
+    )
+
+
+@pytest.mark.row("B-01")
+@pytest.mark.parametrize("seed", range(12))
+def test_streams_that_run_late_change_no_token(seed: int) -> None:
+    chance = random.Random(seed)
+    prompts = [
+        [chance.randrange(VOCAB - 1) for _ in range(chance.choice((1, 3, 17, 40, 90)))]
+        for _ in range(7)
+    ]
+    llm = open_toy(
+        FakeCuda(seed),
+        max_num_seqs=chance.choice((1, 3, 8)),
+        max_num_batched_tokens=chance.choice((7, 16, 64)),
+        max_model_len=200,
+        kv_cache_memory_bytes=128 * chance.choice((30, 60, 400)),
+        graphs=seed % 4 > 0,
+    )
+    params = some_params(len(prompts))
+    for _ in range(2):
+        outputs = llm.generate(prompts, params)
+        for prompt, param, output in zip(prompts, params, outputs, strict=True):
+            assert list(output.token_ids) == expected(prompt, param)
+    assert not llm.engine.scheduler.has_work
+
+
+def test_two_steps_are_in_flight_and_the_ring_has_one_more() -> None:
+    gpu = FakeCuda()
+    llm = open_toy(gpu, max_num_seqs=2)
+    stream = llm.stream([1, 2], SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True))
+    stream.begin()
+    llm.engine.step()
+    assert len(llm.engine._flights) == 1, "the second step was launched before the first one's wait"
+    assert llm.engine.scheduler._launched == 2 and len(stream.request.tokens) == 3
+    assert len(llm.program._runner._entries) == 3  # type: ignore[attr-defined]
+    llm.engine.drain()
+    assert len(stream.request.tokens) == 4 and not llm.engine._flights
+
+
+def test_decode_steps_replay_graphs_and_prefill_does_not() -> None:
+    gpu = FakeCuda()
+    llm = open_toy(gpu, max_num_seqs=8)
+    assert gpu.captures == 2 + 4, "two for the estimate, then every decode plan"
+    launched = len(library(llm).steps)
+    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+    llm.generate([[1], [2], [3]], params)
+    steps = library(llm).steps[launched:]
+    assert {step[:2] for step in steps} == {("decode", 4)} and llm.program.eager_decodes == 0
+    llm.generate([[1] * 20], params)
+    assert ("mixed", 64, 20, 1) in library(llm).steps
+    eager = open_toy(FakeCuda(), max_num_seqs=8, graphs=False)
+    assert eager.device.api.captures == 0  # type: ignore[union-attr]
+    outputs = [one.generate([[1], [2, 3]], params) for one in (llm, eager)]
+    assert [o.token_ids for o in outputs[0]] == [o.token_ids for o in outputs[1]]
+    assert eager.program.eager_decodes == 0, "where graphs are off none is missed"
+
+
+def test_a_batch_beyond_the_ladder_takes_the_mixed_plan_and_is_counted() -> None:
+    values = manifest_json()
+    plans = target_json(values)["plans"]
+    target_json(values)["plans"] = [p for p in plans if p["phase"] == "mixed" or p["size"] <= 2]
+    llm = open_toy(FakeCuda(), values, max_num_seqs=4)
+    prompts = [[i + 1] for i in range(4)]
+    params = SamplingParams(max_tokens=5, temperature=0.0, ignore_eos=True)
+    outputs = llm.generate(prompts, params)
+    assert [list(o.token_ids) for o in outputs] == [oracle([i + 1], 6) for i in range(4)]
+    assert llm.program.eager_decodes >= 4
+    assert ("mixed", 16, 4, 4) in library(llm).steps
+
+
+def test_the_null_page_is_zero_after_captures() -> None:
+    """The toy's empty steps leave garbage there and its real ones refuse to run on any."""
+    llm = open_toy(FakeCuda(), max_num_seqs=8)
+    assert not library(llm).buffers["cache"][0].any()
+    llm.generate([[1, 2, 3]], SamplingParams(max_tokens=3))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_scores_between_generations(seed: int) -> None:
+    llm = open_toy(FakeCuda(seed), max_num_seqs=3, logit_rows=8, max_model_len=80)
+    params = SamplingParams(max_tokens=7, temperature=0.0, ignore_eos=True)
+    stream = llm.stream([4, 4], params)
+    assert [None for _ in stream] == [] and len(stream.request.output_ids) == 7
+    cases = [Case((1, 2, 3), ()), Case(tuple(range(60)), (5,) * 20), Case((9,), (8, 7))]
+    for case, score in zip(cases, llm.score(cases), strict=True):
+        ids = [*case.prompt_ids, *case.fed_ids]
+        wanted = [toy_logits(seen(ids[: i + 1], HYBRID)) for i in range(len(ids))]
+        assert np.array_equal(np.concatenate([score.prefill_logits, score.decode_logits]), wanted)
+    assert list(llm.generate([[4, 4]], params)[0].token_ids) == stream.request.output_ids
+
+
+# Failures.
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nonsense_from_one_step_ends_its_requests_only(seed: int) -> None:
+    llm = open_toy(FakeCuda(seed), max_num_seqs=2)
+    real, calls = library(llm)._answer, []
+
+    def answer(read: Any, i: int, row: int, position: int) -> None:
+        calls.append(i)
+        real(read, i, row, position)
+        if len(calls) == 3:
+            library(llm).buffers["sampled"][i] = -7
+
+    library(llm)._answer = answer  # type: ignore[method-assign]
+    params = SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    with pytest.raises(LaunchError, match="sampled -7"):
+        llm.generate([[1]], params)
+    assert list(llm.generate([[1]], params)[0].token_ids) == oracle([1], 10)
+
+
+def test_a_refused_launch_keeps_what_was_launched_before() -> None:
+    llm = open_toy(FakeCuda(), max_num_seqs=2, graphs=False)
+    real, params = library(llm).step, SamplingParams(max_tokens=9, temperature=0.0, ignore_eos=True)
+    first = llm.stream([1, 2], params)
+    first.begin()
+    llm.engine.step()
+
+    def refuse(plan_id: int, args: torch.Tensor) -> None:
+        raise LaunchError("refused")
+
+    library(llm).step = refuse  # type: ignore[method-assign]
+    with pytest.raises(LaunchError, match="refused"):
+        llm.engine.step()
+    assert first.request.output_ids == oracle([1, 2], 4), "both steps in flight were taken"
+    assert first.request.finish_reason == "error" and not llm.engine.scheduler.has_work
+    library(llm).step = real  # type: ignore[method-assign]
+    assert list(llm.generate([[7]], params)[0].token_ids) == oracle([7], 10)
+
+
+def test_an_error_of_the_device_is_one_line_of_ours() -> None:
+    llm = open_toy(FakeCuda(), max_num_seqs=1)
+    library(llm)._answer = lambda *_: (_ for _ in ()).throw(  # type: ignore[method-assign]
+        RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with …")
+    )
+    with pytest.raises(LaunchError, match="illegal memory access") as caught:
+        llm.generate([[1]], SamplingParams(max_tokens=2))
+    assert "\n" not in str(caught.value) and "cuda:0" in str(caught.value)
+
+
+@pytest.mark.parametrize("prompt", [[], [VOCAB], [1] * 256])
+def test_unusable_prompts(prompt: list[int]) -> None:
+    llm = open_toy(FakeCuda())
+    with pytest.raises(RequestError):
+        llm.generate([prompt], SamplingParams())
+
+
+# Memory.
+
+
+@pytest.mark.row("R-083")
+def test_the_cache_takes_what_everything_else_leaves() -> None:
+    weights, fixed = 1792 + 256 + 8192, None
+    for total in (60_000, 70_000):
+        gpu = FakeCuda(total=total, graph_bytes=(3000, 100, 0))
+        with pytest.raises(DeviceMemoryError, match="MB are missing"):
+            open_toy(gpu, max_num_seqs=1)
+    gpu = FakeCuda(total=100 << 20, graph_bytes=(3 << 20, 2 << 20, 0))
+    llm = open_toy(gpu, max_num_seqs=8, max_model_len=256)
+    assert llm.pages == 1 + 8 * (16 + 11), "what all requests need and not more"
+    # 8% of all is spared; graphs: 3 MiB for the first, 2 for each of three more.
+    values = manifest_json()
+    target_json(values)["cache"]["page_bytes"] = 1 << 20
+    gpu = FakeCuda(total=100 << 20, graph_bytes=(3 << 20, 2 << 20, 0))
+    llm = open_toy(gpu, values, max_num_seqs=8, max_model_len=256)
+    assert llm.pages == 92 - 1 - 5 - 9 - 1  # null page of the estimate, its graphs, the others
+    assert fixed is None and weights
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"total": 5000}, ["the weights of toy takes 10.50 kB", "5.00 kB of 5.00 kB", "missing"]),
+        ({"total": 20_000}, ["workspace", "--max-num-batched-tokens"]),
+    ],
+)
+def test_out_of_memory_while_loading(options: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(DeviceMemoryError) as caught:
+        open_toy(FakeCuda(**options))
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
+
+
+def test_out_of_memory_for_the_cache() -> None:
+    with pytest.raises(DeviceMemoryError) as caught:
+        open_toy(FakeCuda(total=1 << 20), kv_cache_memory_bytes=2 << 20)
+    text = str(caught.value)
+    assert "the cache of 16384 pages takes 2.10 MB" in text and "are missing" in text
+    assert all(
+        flag in text for flag in ("--kv-cache-memory-bytes", "--max-num-seqs", "--max-model")
+    )
+
+
+def test_a_context_beyond_the_cache() -> None:
+    values = manifest_json()
+    target_json(values)["cache"]["page_bytes"] = 1 << 20
+    with pytest.raises(
+        DeviceMemoryError, match="the longest that fits is --max-model-len"
+    ) as caught:
+        open_toy(FakeCuda(total=30 << 20), values, max_model_len=256)
+    longest = int(str(caught.value).rsplit(" ", 1)[1])
+    assert 16 <= longest < 256
+    open_toy(FakeCuda(total=30 << 20), values, max_model_len=longest)
+    with pytest.raises(CapacityError, match="the longest that fits"):
+        open_toy(FakeCuda(), kv_cache_memory_bytes=128 * 10)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), LaunchError("CUDA_ERROR_OUT_OF_MEMORY")]
+)
+@pytest.mark.parametrize("at", [0, 1, 2, 5])
+def test_out_of_memory_in_a_capture(error: Exception, at: int) -> None:
+    def spoil(number: int) -> None:
+        if number == at:
+            raise error
+
+    was_enabled = gc.isenabled()
+    with pytest.raises(DeviceMemoryError, match=r"graph of \d requests.*--kv-cache-memory-bytes"):
+        open_toy(FakeCuda(spoil=spoil), max_num_seqs=8)
+    assert gc.isenabled() == was_enabled
+
+
+class FakeCollector:
+    """`gc` that writes down what it is told."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled, self.calls = enabled, []
+
+    def isenabled(self) -> bool:
+        return self.enabled
+
+    def __getattr__(self, name: str) -> Any:
+        def call() -> None:
+            self.calls.append(name)
+            if name in ("enable", "disable"):
+                self.enabled = name == "enable"
+
+        return call
+
+
+@pytest.mark.row("R-086")
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [True, False])
+def test_the_collector_is_frozen_once_and_comes_back(enabled: bool, fails: bool) -> None:
+    collector = FakeCollector(enabled)
+    try:
+        with collector_frozen(collector):
+            assert collector.calls == ["collect", "freeze", "disable"] and not collector.enabled
+            if fails:
+                raise MemoryError
+    except MemoryError:
+        pass
+    after = ["unfreeze", "collect", *(["enable"] if enabled else [])]
+    assert collector.calls == ["collect", "freeze", "disable", *after]
+    assert collector.enabled == enabled
+
+
+@pytest.mark.row("R-086")
+def test_captures_collect_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    collector = FakeCollector(True)
+    monkeypatch.setattr(
+        "kernelgen_runtime.launch.loading.collector_frozen", lambda: collector_frozen(collector)
+    )
+    counts: list[int] = []
+    open_toy(FakeCuda(spoil=lambda _: counts.append(len(collector.calls))), max_num_seqs=8)
+    assert counts == [3] * 6 and len(collector.calls) == 6
+
+
+def test_the_collector_may_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERNELGEN_KEEP_GC", "1")
+    collector = FakeCollector(True)
+    with collector_frozen(collector):
+        pass
+    assert collector.calls == []
+
+
+# Arguments.
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_only_differences_go_up_and_all_of_them(data: st.DataObject) -> None:
+    schema = manifest_of(manifest_json()).args
+    gpu = FakeCuda(eager=True)
+    args = DeviceArgs(schema, torch.zeros(schema.words, dtype=torch.int32), gpu)
+    writers = [
+        ArgsWriter(schema, SlotSampling(8), torch.zeros(schema.words, dtype=torch.int32))
+        for _ in range(3)
+    ]
+    for turn in range(8):
+        writer = writers[turn % 3]
+        for field in schema.fields:
+            table = field.name.startswith("block_table")
+            extent = [data.draw(st.integers(0, n)) for n in field.shape[: 1 + table]]
+            if data.draw(st.booleans()):
+                view = writer.fields[field.name].view(np.int32)
+                view[tuple(slice(0, n) for n in extent)] = data.draw(st.integers(-1, 3))
+            writer.used[field.name] = tuple(extent)
+        args.send(writer)
+        held = args.tensor.numpy()
+        for field in schema.fields:
+            span = held[field.offset : field.offset + int(np.prod(field.shape))]
+            used = tuple(slice(0, n) for n in writer.used[field.name])
+            new = writer.fields[field.name].view(np.int32)
+            assert np.array_equal(span.reshape(field.shape)[used], new[used]), field.name
+    sent = gpu.words_sent
+    args.send(writer)
+    assert gpu.words_sent == sent, "nothing new, nothing sent"
+
+
+def test_a_copy_that_failed_leaves_nothing_for_known() -> None:
+    schema = manifest_of(manifest_json()).args
+    gpu = FakeCuda(eager=True)
+    args = DeviceArgs(schema, torch.zeros(schema.words, dtype=torch.int32), gpu)
+    tensor = torch.zeros(schema.words, dtype=torch.int32)
+    writer = ArgsWriter(schema, SlotSampling(8), tensor)
+    writer.used = {"counts": (4,)}
+    args.send(writer)
+    writer.fields["counts"][:] = 7
+    copy, gpu.copy = gpu.copy, lambda *_: 1 // 0  # type: ignore[method-assign,assignment]
+    with pytest.raises(ZeroDivisionError):
+        args.send(writer)
+    gpu.copy = copy  # type: ignore[method-assign]
+    sent = gpu.words_sent
+    args.send(writer)
+    assert gpu.words_sent - sent == schema.words and args.tensor[:4].tolist() == [7] * 4
+
+
+def test_a_decode_step_sends_a_few_words() -> None:
+    gpu = FakeCuda()
+    llm = open_toy(gpu, max_num_seqs=4)
+    stream = llm.stream([1, 2, 3], SamplingParams(max_tokens=60, ignore_eos=True))
+    stream.begin()
+    for _ in range(5):
+        llm.engine.step()
+    words = []
+    for _ in range(40):
+        before = gpu.words_sent
+        llm.engine.step()
+        words.append(gpu.words_sent - before)
+    # The length, the id that comes back, and now and then a page of each group.
+    assert min(words) == 2 and sum(words) / len(words) < 40
+
+
+@given(
+    spans=st.lists(st.tuples(st.integers(0, 50), st.integers(1, 5)), max_size=9),
+    gap=st.integers(0, 9),
+)
+def test_merged_spans_cover_the_same_and_lie_apart(spans: list[tuple[int, int]], gap: int) -> None:
+    ordered, at = [], 0
+    for skip, length in spans:
+        ordered.append((at + skip, at + skip + length))
+        at += skip + length
+    found = merged(ordered, gap)
+    covered = {i for start, stop in found for i in range(start, stop)}
+    assert covered >= {i for start, stop in ordered for i in range(start, stop)}
+    assert all(b[0] - a[1] >= gap for a, b in pairwise(found))
+
+
+# Bandwidth and figures come from the device.
+
+
+def test_the_device_measures_what_the_library_does_not() -> None:
+    gpu = FakeCuda()
+    assert CudaDevice(gpu).read_bandwidth(0.1) == 4000.0
