@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelgen import __version__
 from kernelgen.cli.model import ModelSource
 from kernelgen.cli.pipeline import Lowered, all_plans, lowered
 from kernelgen.codegen.cpp.program import cpp_program
-from kernelgen.codegen.cuda.host import cuda_headers, cuda_step, workspace_bytes
+from kernelgen.codegen.cuda.host import StepProgram, cuda_headers, cuda_step, workspace_bytes
 from kernelgen.codegen.cuda.program import cuda_program
 from kernelgen.codegen.manifest import (
     CheckpointTensor,
@@ -32,6 +32,9 @@ from kernelgen.compile.units import Blob
 from kernelgen.core.files import staged_folder, write_tree
 from kernelgen.hw import Device, parse_target
 from kernelgen.pack.bundle import pack
+
+if TYPE_CHECKING:
+    from kernelgen.compile.triton import CompiledKernel
 
 ISAS = ("avx512_bf16", "avx512", "avx2")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -110,16 +113,17 @@ def build_model(
 
 def _target(build: _Build, device: Device) -> TargetBuild:
     """Plans, sources and libraries of one target."""
-    plans = all_plans(build.model.graph, device, build.fusion)
-    for plan in plans:
+    made = _cpu(build, device) if device.is_cpu else _gpu(build, device)
+    for plan in made.plans:
         path = f"plans/{device.sm_name}_{plan.phase}_{plan.size}.json"
         build.files[path] = _json(plan.to_json())
-    return _cpu(build, plans) if device.is_cpu else _gpu(build, device, plans)
+    return made
 
 
-def _cpu(build: _Build, plans: Sequence[Any]) -> TargetBuild:
+def _cpu(build: _Build, device: Device) -> TargetBuild:
     """C++ kernels for every instruction set."""
     spec = build.model.spec
+    plans = all_plans(build.model.graph, device, build.fusion)
     program = cpp_program(plans, spec.vocab, spec.max_positions)
     units = [CppSource(path, text) for path, text in sorted(program.units.items())]
     compiled = compile_cpp(
@@ -139,15 +143,33 @@ def _cpu(build: _Build, plans: Sequence[Any]) -> TargetBuild:
     )
 
 
-def _gpu(build: _Build, device: Device, plans: Sequence[Any]) -> TargetBuild:
-    """Triton kernels ahead of time, and the host program that launches them."""
-    from kernelgen.compile.triton import compile_triton
+def _compiled(build: _Build, device: Device) -> tuple[StepProgram, tuple[CompiledKernel, ...]]:
+    """Plans whose kernels all compile within the device's limits.
+
+    Registers are known only once a kernel is compiled: a tile that spills is excluded and the plans
+    are made again. What has been compiled, and what was found illegal, comes from the store.
+    """
+    from kernelgen.compile.triton import IllegalKernel, compile_triton
 
     spec = build.model.spec
-    step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions)
-    kernels = compile_triton(
-        step.units(), sms=[device.sm], store=build.store, jobs=build.jobs, progress=build.note
-    )
+    while True:
+        plans = all_plans(build.model.graph, device, build.fusion)
+        step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions)
+        try:
+            return step, compile_triton(
+                step.units(), sms=[device.sm], store=build.store, jobs=build.jobs, progress=build.note
+            )
+        except IllegalKernel as error:
+            refused = device.refused_tiles | {fault.tile for fault in error.faults if fault.tile}
+            if refused == device.refused_tiles:
+                raise
+            device = replace(device, refused_tiles=refused)
+
+
+def _gpu(build: _Build, device: Device) -> TargetBuild:
+    """Triton kernels ahead of time, and the host program that launches them."""
+    step, kernels = _compiled(build, device)
+    plans = step.plans
     images = {kernel.name: kernel.image for kernel in kernels}
     blobs = tuple(Blob(f"{step.folder}/{k.name}.cubin", k.cubin) for k in kernels)
     host = cuda_step(step, images)

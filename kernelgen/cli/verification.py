@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernelgen.cli.model import ModelSource
 from kernelgen.cli.building import build_model
+from kernelgen.cli.model import ModelSource
 from kernelgen.cli.pipeline import lowered
-from kernelgen.core.errors import UsageError
+from kernelgen.core.errors import UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from kernelgen.verify.checks import Report
@@ -33,23 +33,23 @@ def verify_model(
 
     `reference`: the recorded cases, else `cases.npz` in the checkpoint's folder, else what the
     references of the ops give in float64. `isas`: libraries whose kernels are checked (see
-    `check_kernels`); the model itself runs on the best one. Raises what `build_model`
-    raises, and `UsageError` for files that do not hold what they must.
+    `check_kernels`); the model itself runs on the best one. Raises what `build_model` raises,
+    `UnsupportedError` for other targets than the CPU, and `UsageError` for files that do not hold
+    what they must.
     """
     from kernelgen.verify.built import read_build
     from kernelgen.verify.checks import Report
     from kernelgen.verify.model_checks import ModelUnderTest, check_model
     from kernelgen.verify.supervisor import check_kernels
 
+    if target != "cpu":
+        raise UnsupportedError(f"verify runs no kernels of {target}", allowed="cpu")
     recorded = _recorded(source, reference)
     with tempfile.TemporaryDirectory(prefix="kernelgen-verify-") as folder:
-        built = read_build(
-            Path(
-                build_model(
-                    source, [target], Path(folder), fusion=fusion, dtype=dtype, progress=progress
-                ).folder
-            )
+        made = build_model(
+            source, [target], Path(folder), fusion=fusion, dtype=dtype, progress=progress
         )
+        built = read_build(Path(made.folder))
         checks = check_kernels(built, isas=isas, progress=progress)
         notes: list[str] = []
         if source.folder is None or not any(source.folder.glob("*.safetensors")):
@@ -86,10 +86,11 @@ def _completed(
     narrow = dtype == "bfloat16"
     if recorded is not None and (not narrow or all(case.narrow for case in recorded)):
         return recorded
-    model = lowered(source, dtype)
+    wide = lowered(source, "float32")
     assert source.folder is not None, "asked only where there are weights"
-    rules = model.architecture.checkpoint(model.spec, model.graph)
+    rules = wide.architecture.checkpoint(wide.spec, wide.graph)
     parameters = load_parameters(source.folder, rules)
-    if recorded is None:
-        recorded = own_cases(model.graph, parameters, model.spec.vocab)
-    return with_narrow_runs(recorded, model.graph, parameters) if narrow else recorded
+    cases = recorded or own_cases(wide.graph, parameters, wide.spec.vocab)
+    if not narrow:
+        return cases
+    return with_narrow_runs(cases, lowered(source, dtype).graph, parameters)

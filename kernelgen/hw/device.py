@@ -74,6 +74,9 @@ class Device:
     """how the driver spells this device"""
     arch: str = ""
     """what compilers call the code's target: "sm_90a" """
+    refused_tiles: frozenset[str] = frozenset()
+    """tiles whose code, once compiled for this device, spilled or exceeded a limit (texts such as
+    "rows 64, tokens 64, stages 3, warps 4"): the estimate had passed them, the compiler did not"""
 
     @property
     def is_cpu(self) -> bool:

@@ -157,12 +157,12 @@ def read_build(folder: Path) -> Built:
     try:
         # Checked here is the CPU's program: its sections stand beside those of the model.
         targets: Any = manifest["targets"]
-        manifest |= next(t for t in targets if t["target"] == "cpu")
+        cpu = {t["target"]: t for t in targets}["cpu"]
         found = tuple(_kernel(data, layers) for data in kernels)
     except (KeyError, TypeError, AttributeError) as error:
         where = str(folder / "kernels.json")
         raise UsageError(f"lacks {error}", where=where, hint=_BUILD_AGAIN) from error
-    return Built(folder, manifest, found)
+    return Built(folder, {**manifest, **cpu}, found)
 
 
 def _kernel(data: Any, layers: Mapping[str, Sequence[int]]) -> BuiltKernel:

@@ -12,15 +12,33 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from kernelgen.codegen.cuda.launches import Grid
-from kernelgen.codegen.cuda.unit import TritonUnit
 from kernelgen.core.errors import UsageError
 
 _SWITCH = "TRITON_INTERPRET"
 _STATE = {"installed": False}
 _FUNCTIONS: dict[tuple[str, str], Any] = {}
+
+
+class Unit(Protocol):
+    """What a generated kernel says of itself; `TritonUnit` of the code generator is one."""
+
+    @property
+    def text(self) -> str:
+        """A Python file."""
+
+    @property
+    def function(self) -> str:
+        """The kernel in it."""
+
+    @property
+    def signature(self) -> Sequence[Any]:
+        """Run-time arguments in order, each with a `name`."""
+
+    @property
+    def constants(self) -> Sequence[tuple[str, Any]]:
+        """Names and values of constants."""
 
 
 def install() -> None:
@@ -40,7 +58,7 @@ def install() -> None:
     _STATE["installed"] = True
 
 
-def interpret(unit: TritonUnit, grid: Grid, arguments: Sequence[Any]) -> None:
+def interpret(unit: Unit, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
     """Run one kernel on CPU tensors and numbers, in the order of the unit's signature."""
     install()
     given = {"PDL": False, "INTERPRET": True}
@@ -51,7 +69,7 @@ def interpret(unit: TritonUnit, grid: Grid, arguments: Sequence[Any]) -> None:
     function[grid](**dict(zip(names, arguments, strict=True)), **constants)
 
 
-def _function(unit: TritonUnit) -> Any:
+def _function(unit: Unit) -> Any:
     """The function of the unit's text; the interpreter reads its source from a file."""
     key = (unit.function, unit.text)
     if key not in _FUNCTIONS:

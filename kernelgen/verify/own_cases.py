@@ -17,7 +17,10 @@ FED_TOKENS = 4
 
 
 def own_cases(graph: Graph, parameters: Mapping[str, Any], vocab: int) -> tuple[Case, ...]:
-    """Random prompts and greedy continuations in float64; `parameters` by full name."""
+    """Random prompts and greedy continuations in float64; `parameters` by full name.
+
+    `graph` is the one of float32 activations: of it only what weights are stored as is rounded.
+    """
     rng = np.random.default_rng(0)
     return tuple(
         _case(str(i), graph, parameters, rng.integers(0, vocab, count).tolist())
@@ -28,14 +31,17 @@ def own_cases(graph: Graph, parameters: Mapping[str, Any], vocab: int) -> tuple[
 def with_narrow_runs(
     cases: Sequence[Case], graph: Graph, parameters: Mapping[str, Any]
 ) -> tuple[Case, ...]:
-    """The cases, each with a bfloat16 run: its own, else the ops' references with rounding."""
+    """The cases, each with a bfloat16 run: its own, else the ops' references with rounding.
+
+    `graph` is the one of bfloat16 activations.
+    """
     return tuple(c if c.narrow else _narrowed(c, graph, parameters) for c in cases)
 
 
 def _narrowed(case: Case, graph: Graph, parameters: Mapping[str, Any]) -> Case:
     prompt = len(case.prompt_ids)
     ids = np.concatenate([case.prompt_ids, case.fed_ids[: len(case.decode_logits)]]).tolist()
-    logits = _run(_model(graph, parameters, len(ids), rounded=True), 0, ids)
+    logits = _run(_model(graph, parameters, len(ids)), 0, ids)
     return replace(
         case,
         narrow=(logits[:prompt], logits[prompt:]),
@@ -63,12 +69,10 @@ def _case(key: str, graph: Graph, parameters: Mapping[str, Any], prompt: list[in
     )
 
 
-def _model(
-    graph: Graph, parameters: Mapping[str, Any], capacity: int, *, rounded: bool = False
-) -> Evaluator:
+def _model(graph: Graph, parameters: Mapping[str, Any], capacity: int) -> Evaluator:
     import torch
 
-    return Evaluator(graph, parameters, dtype=torch.float64, capacity=capacity, rounded=rounded)
+    return Evaluator(graph, parameters, dtype=torch.float64, capacity=capacity, rounded=True)
 
 
 def _run(model: Evaluator, start: int, ids: list[int]) -> Floats:

@@ -11,7 +11,6 @@ from .clock import default_threads
 from .config import resolve_limits
 from .device.choose import AUTO, Choice, choose
 from .device.cuda import CudaDevice
-from .device.host import HostDevice
 from .device.open import open_device
 from .engine import Engine
 from .errors import CapacityError, RequestError, TextError, shown
@@ -44,8 +43,8 @@ class LLM:
     cache as far as memory goes: 1 GiB on the CPU (and one request in any case), on a GPU what
     `gpu_memory_utilization` of all its memory leaves. `logit_rows` is how many rows of logits
     `logits` gets from one step (default: one a request). `graphs` False launches decode steps
-    kernel by kernel. `library` takes the place of the compiled one and `on` that of the device.
-    Raises a KernelgenRuntimeError for what cannot work.
+    kernel by kernel. `library` takes the place of the compiled one. Raises a KernelgenRuntimeError
+    for what cannot work.
     """
 
     def __init__(
@@ -64,13 +63,12 @@ class LLM:
         logit_rows: int | None = None,
         graphs: bool = True,
         library: StepLibrary | None = None,
-        on: HostDevice | CudaDevice | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if not isinstance(device, Choice):
             device = choose(self.artifact.manifests, device)
         self.manifest = manifest = device.manifest
-        self.device = on or open_device(device)
+        self.device = open_device(device)
         self.limits = limits = resolve_limits(
             manifest,
             max_num_seqs,

@@ -124,6 +124,11 @@ def named(match: Match, family: str) -> Kernel:
     return Kernel("tried", match, (*region.inputs, *outputs, *besides))
 
 
+def architectures() -> list[str]:
+    """Every architecture, by listing: an architecture is named nowhere else."""
+    return sorted(p.parent.name for p in Path(kernelgen.archs.__file__).parent.glob("*/tiny.json"))
+
+
 @cache
 def tiny(architecture: str, activation: DType) -> Tiny:
     """The architecture's own tiny config, lowered."""

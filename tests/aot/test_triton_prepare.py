@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from gpu_trials import tiny, words_of
+from gpu_trials import architectures, tiny, words_of
 
 from kernelgen.codegen.triton.prepare import prepare_kernel
 from kernelgen.core.dtypes import BFLOAT16
@@ -18,7 +18,7 @@ from kernelgen.verify.scenario import scenarios
 
 @pytest.mark.parametrize("phase", ["decode", "mixed"])
 def test_step_values(phase: str) -> None:
-    model = tiny("qwen3", BFLOAT16)
+    model = tiny(architectures()[0], BFLOAT16)
     one = prepare_kernel(model.args, model.vocab).passes[0]
     for scenario in scenarios(phase, model.positions, 513):
         rng = np.random.default_rng(3)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from gpu_trials import Trial, named, tiny
+from gpu_trials import Trial, architectures, named, tiny
 
 from kernelgen.codegen.families.row_sections import row_sections
 from kernelgen.codegen.families.triton_block import next_power_of_two
 from kernelgen.core.dtypes import BFLOAT16, DType
 from kernelgen.planner.family import Match
 from kernelgen.verify.scenario import Scenario, scenarios
-
-ARCHITECTURES = ("qwen3", "granite_swa", "llama")
 
 
 def _scenario(phase: str, positions: int, tokens: int) -> Scenario:
@@ -35,11 +33,7 @@ def _regions(architecture: str, dtype: DType) -> list[tuple[int, Match]]:
     return found
 
 
-def _names(architecture: str, dtype: DType) -> list[str]:
-    return ["+".join(n.name for n in m.region.nodes) for _, m in _regions(architecture, dtype)]
-
-
-CASES = [(a, i) for a in ARCHITECTURES for i in range(len(_regions(a, BFLOAT16)))]
+CASES = [(a, i) for a in architectures() for i in range(len(_regions(a, BFLOAT16)))]
 
 
 @pytest.mark.parametrize("architecture, number", CASES, ids=lambda x: str(x))

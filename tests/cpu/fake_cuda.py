@@ -7,6 +7,7 @@ copies read their source only then. Events order streams as CUDA's do. Memory is
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,6 +97,7 @@ class FakeCuda:
         self.streams: list[FakeStream] = []
         self.default = self.stream()
         self.current = self.default
+        self.guard = threading.RLock()  # readers of weights wait for events in threads of their own
         self.words_sent = 0
         self.pinned_bytes = 0
 
@@ -170,16 +172,18 @@ class FakeCuda:
             run()
             work.done = True
             return work
-        stream.queue.append(work)
-        while self.random.random() < 0.3 and self._advance():
-            pass
+        with self.guard:
+            stream.queue.append(work)
+            while self.random.random() < 0.3 and self._advance():
+                pass
         return work
 
     def run_until(self, reached: Callable[[], bool]) -> None:
         """Let streams advance by chance until `reached`."""
         assert self.capturing is None, "nothing may wait inside a capture"
-        while not reached():
-            assert self._advance(), "a stream waits for something that was never given"
+        with self.guard:
+            while not reached():
+                assert self._advance(), "a stream waits for something that was never given"
 
     def _advance(self) -> bool:
         ready = [s for s in self.streams if s.queue and _is_ready(s.queue[0])]

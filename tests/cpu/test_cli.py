@@ -258,14 +258,14 @@ def test_demo_builds_what_it_found_and_asks_it(
 ) -> None:
     import kernelgen_runtime.cli
 
-    from kernelgen.cli import demo_model, hub, pipeline
+    from kernelgen.cli import building, demo_model, hub
 
     folder = tmp_path / MODEL
     folder.mkdir()
     (folder / "config.json").write_text(builtin_models()[MODEL].read_text())
     asked: list[list[str]] = []
-    built = pipeline.BuildResult("w.whl", "w", 1.0, 1, 0)
-    monkeypatch.setattr(pipeline, "build_model", lambda *a, **k: built)
+    built = building.BuildResult("w.whl", "w", 1.0, 1, 0)
+    monkeypatch.setattr(building, "build_model", lambda *a, **k: built)
     monkeypatch.setattr(kernelgen_runtime.cli, "main", lambda argv: asked.append(argv) or 0)
 
     def refuse(repo: str) -> Path:

@@ -119,11 +119,13 @@ def weights(subject: Small, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cases_of(subject: Small, weights: Path, dtype: str) -> tuple[Case, ...]:
-    graph = subject.graph(dtype)
+    graph = subject.graph("float32")
     rules = subject.architecture.checkpoint(subject.spec, graph)
     parameters = load_parameters(weights, rules)
     cases = own_cases(graph, parameters, subject.spec.vocab)
-    return with_narrow_runs(cases, graph, parameters) if dtype == "bfloat16" else cases
+    if dtype == "float32":
+        return cases
+    return with_narrow_runs(cases, subject.graph(dtype), parameters)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -11,14 +11,15 @@ from kernelgen.verify.scenario import DECODE_ROWS, MIXED_TOKENS, Scenario, scena
 
 GROUPS = (Group("full_0", None, (0, 2)), Group("window8_0", 8, (1,)), Group("window40_0", 40, (3,)))
 POSITIONS = (192, 4096)  # less than the largest step, and more
-EVERY = [s for p in POSITIONS for phase in ("decode", "mixed") for s in scenarios(phase, p, 256)]
+LARGEST = {"decode": 256, "mixed": 8192}
+EVERY = [s for p in POSITIONS for phase, most in LARGEST.items() for s in scenarios(phase, p, most)]
 
 
 def test_sizes_of_the_steps() -> None:
     assert [s.tokens > 0 for s in EVERY] == [True] * len(EVERY)
     decode = [len(s.requests) for s in scenarios("decode", 4096, 256)]
     assert decode == list(DECODE_ROWS)
-    mixed = scenarios("mixed", 4096, 256)
+    mixed = scenarios("mixed", 4096, 8192)
     assert {s.tokens for s in mixed} == set(MIXED_TOKENS)
     assert {s.tokens for s in mixed if len(s.requests) == 1} == set(MIXED_TOKENS)
     assert {s.tokens for s in mixed if len(s.requests) > 1} == set(MIXED_TOKENS) - {1}
@@ -59,7 +60,7 @@ def test_pages_are_given_once_and_released_below_the_window(scenario: Scenario) 
 
 
 def test_arguments_hold_the_step_and_nonsense_elsewhere() -> None:
-    scenario = next(s for s in scenarios("mixed", 4096, 256) if s.tokens == 64 and s.requests[1:])
+    scenario = next(s for s in scenarios("mixed", 4096, 8192) if s.tokens == 64 and s.requests[1:])
     rng = np.random.default_rng(1)
     tables, ids = block_tables(scenario, GROUPS, rng), token_ids(scenario, 100, rng)
     names = ["counts", "token_ids", "row_slot", "row_query_start", "row_seq_len", "logit_token"]
@@ -105,7 +106,7 @@ def test_ids_come_from_the_step_or_from_last_sampled() -> None:
 
 
 def test_a_row_alone_is_the_same_row() -> None:
-    scenario = next(s for s in scenarios("mixed", 4096, 256) if s.tokens == 64 and s.requests[1:])
+    scenario = next(s for s in scenarios("mixed", 4096, 8192) if s.tokens == 64 and s.requests[1:])
     token = next(t for t, o in enumerate(scenario.owners) if o > 0 and scenario.positions[t] > 20)
     alone = scenario.alone(token)
     assert alone.tokens == 1 and alone.positions == (scenario.positions[token],)

@@ -60,6 +60,8 @@ def best(
     for tile in space:
         looked_at += 1
         problems = tile.problems(problem, device)
+        if tile_text(tile) in device.refused_tiles:
+            problems = (*problems, "its compiled code exceeds a limit")
         for reason in problems:
             reasons.setdefault(reason, []).append(tile)
         if problems:

@@ -135,5 +135,7 @@ def _group(region: Region, group: LinearGroup, frame: Frame, taken: set[str]) ->
 
 def _meets_rows(region: Region, group: LinearGroup) -> bool:
     """Whether finished columns meet rows from outside, such as a residual."""
-    outside = {n for node in group.epilogue for n in node.inputs if region.base(n) not in region.made}
+    outside = {
+        n for node in group.epilogue for n in node.inputs if region.base(n) not in region.made
+    }
     return any(region.value(name).type.leading is not None for name in outside)

@@ -75,8 +75,8 @@ class CudaRunner:
         self._turns = cycle(self._entries)
         self._next, self._last = next(self._turns), self._entries[-1]
 
-    def warm_up(self) -> int:
-        """Load all kernels and run each plan on nothing; return the bytes graphs will take.
+    def warm_up(self) -> None:
+        """Load all kernels and run each plan on nothing.
 
         What the driver allocates when kernels are first used is taken after this, so that the
         cache can be sized by what is left. Raises DeviceMemoryError, LaunchError.
@@ -92,6 +92,9 @@ class CudaRunner:
                 for plan in self._plans.all:
                     self._step(plan)
             self._api.synchronize()
+
+    def graph_bytes(self) -> int:
+        """Return the bytes that graphs will take, after `warm_up` and before `give_cache`."""
         return self._graphs.estimate(self._plans.decode) if self._use_graphs else 0
 
     def give_cache(self, pages: int) -> None:

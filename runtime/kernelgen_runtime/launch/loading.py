@@ -91,9 +91,9 @@ def ready_runner(
         graphs=demand.graphs,
     )
     with collector_frozen() if demand.graphs else nullcontext():
-        graph_bytes = on_gpu.warm_up()
+        on_gpu.warm_up()
         if pages is None:
-            pages = _pages_left(device, manifest, demand, graph_bytes)
+            pages = _pages_left(device, manifest, demand, on_gpu.graph_bytes())
         on_gpu.give_cache(pages)
     return on_gpu, pages
 

@@ -24,7 +24,9 @@ class DeviceArgs:
 
     def __init__(self, schema: ArgsSchema, tensor: torch.Tensor, api: Accelerator) -> None:
         self.tensor = tensor
-        self._fields = sorted(schema.fields, key=lambda field: field.offset)
+        ordered = sorted(schema.fields, key=lambda field: field.offset)
+        # Each with the words of one of its entries.
+        self._fields = [(field, elements(field.shape[1:])) for field in ordered]
         self._api = api
         self._held: Ints = np.zeros(schema.words, np.int32)
         self._is_known = False
@@ -42,13 +44,12 @@ class DeviceArgs:
     def _changed(self, writer: ArgsWriter) -> list[Span]:
         """Return the spans of used words that the device holds otherwise, in order."""
         spans: list[Span] = []
-        for field in self._fields:
+        for field, width in self._fields:
             used = writer.used.get(field.name, (0,))
             if len(used) == 2:
                 spans += self._changed_rows(writer.words, field, *used)
             else:
-                stop = field.offset + used[0] * (elements(field.shape) // field.shape[0])
-                spans += _differing(writer.words, self._held, field.offset, stop)
+                spans += self._differing(writer.words, field.offset, used[0] * width)
         return spans
 
     def _changed_rows(self, words: Ints, field: ArgsField, rows: int, cols: int) -> list[Span]:
@@ -59,15 +60,17 @@ class DeviceArgs:
             for whole in (self._held, words)
         )
         spans: list[Span] = []
-        for row in np.flatnonzero((old != new).any(axis=1)).tolist():
-            start = field.offset + row * width
-            spans += _differing(words, self._held, start, start + cols)
+        for row in (old != new).any(axis=1).nonzero()[0].tolist():
+            spans += self._differing(words, field.offset + row * width, cols)
         return spans
 
-
-def _differing(new: Ints, old: Ints, start: int, stop: int) -> list[Span]:
-    places = np.flatnonzero(new[start:stop] != old[start:stop])
-    return [(start + int(places[0]), start + int(places[-1]) + 1)] if len(places) else []
+    def _differing(self, words: Ints, start: int, count: int) -> list[Span]:
+        """Return the span from the first to the last of `count` words that differ, if any does."""
+        new, old = words[start : start + count], self._held[start : start + count]
+        if new.tobytes() == old.tobytes():  # the usual case, and the cheapest way to see it
+            return []
+        places = (new != old).nonzero()[0]
+        return [(start + int(places[0]), start + int(places[-1]) + 1)]
 
 
 def merged(spans: Iterable[Span], gap: int = GAP_WORDS) -> list[Span]:
