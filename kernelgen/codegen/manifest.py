@@ -44,7 +44,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Library:
-    """One compiled library: where it lies in the build, and whether what it needs was here to run it."""
+    """One compiled library, its place in the build, whether what it needs was here to run it."""
 
     isa: str
     path: str
@@ -192,11 +192,21 @@ def _weight(weight: BoundWeight, tensors: Mapping[str, CheckpointTensor]) -> dic
     common = {"name": weight.name, "dtype": weight.dtype, "shape": list(weight.shape)}
     if weight.table is not None:
         table = weight.table
-        rope = {"inv_freq": list(table.inv_freq), "scale": table.scale, "positions": table.positions}
+        rope = {
+            "inv_freq": list(table.inv_freq),
+            "scale": table.scale,
+            "positions": table.positions,
+        }
         return {**common, "source": {"rope": rope}}
     rows, cols = (*weight.matrix, 1)[:2]
     part = {"tensor": tensors[weight.name].name, "rows": rows, "cols": cols}
-    return {**common, "source": "checkpoint", "layout": weight.layout, "interleave": 0, "parts": [part]}
+    return {
+        **common,
+        "source": "checkpoint",
+        "layout": weight.layout,
+        "interleave": 0,
+        "parts": [part],
+    }
 
 
 def _target(build: TargetBuild, tensors: Mapping[str, CheckpointTensor]) -> dict[str, Any]:

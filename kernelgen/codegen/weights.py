@@ -31,13 +31,22 @@ class BoundWeight:
 
 
 def demanded_layouts(plans: Iterable[Plan]) -> dict[str, str]:
-    """Weight (as named in its block) → layout. Two kernels that demand different ones are our own mistake."""
+    """Weight (as named in its block) → layout. Two kernels that demand different ones are our own mistake.
+
+    Asked of launches: a kernel that several weights share names only the first of them.
+    """
     found: dict[str, str] = {}
-    for plan in plans:
-        for kernel in plan.kernels:
-            for name, layout in kernel.match.layouts.items():
-                if found.setdefault(name, layout) != layout:
-                    raise KernelgenError(f"{name} is wanted both as {found[name]} and as {layout}")
+    wirings = {
+        (launch.kernel.name, launch.wiring): launch for plan in plans for launch in plan.launches
+    }
+    for launch in wirings.values():
+        demands = launch.kernel.match.layouts
+        for value, operand in zip(launch.kernel.signature, launch.wiring, strict=True):
+            layout = demands.get(value)
+            if layout and found.setdefault(operand.name, layout) != layout:
+                raise KernelgenError(
+                    f"{operand.name} is wanted both as {found[operand.name]} and as {layout}"
+                )
     return found
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from kernelgen.ir.graph import Graph
-from kernelgen.ir.types import Sizes
+from kernelgen.ir.types import Dim, Sizes
 from kernelgen.planner.family import Match, Pass, Price
 
 SCRATCH = "scratch"
@@ -55,6 +55,13 @@ class Kernel:
     def ops(self) -> tuple[str, ...]:
         """Names of the ops it covers."""
         return tuple(node.name for node in self.match.region.nodes)
+
+    def launch_sizes(self, sizes: Sizes) -> Sizes:
+        """What a grid has to cover: as many logit rows as a step may ask for, where they are counted."""
+        region = self.match.region
+        names = (*region.inputs, *region.outputs)
+        counts_rows = any(region.value(name).type.leading is Dim.B for name in names)
+        return sizes.capacity if counts_rows else sizes
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Graph, Role
-from kernelgen.ir.types import Sizes
+from kernelgen.ir.types import Dim, Sizes
 from kernelgen.planner.cost import unavoidable_bytes
 from kernelgen.planner.explain import fusions
 from kernelgen.planner.family import Catalogue
@@ -51,7 +51,7 @@ class Planner:
         sizes = plan_sizes(phase, size, self.context)
         used = sorted({p.block for p in self.graph.sequence})
         searches = {b: self._search(b, phase) for b in used}
-        solved = {b: searches[b].solve(sizes, self.device) for b in used}
+        solved = {b: searches[b].solve(self._sizes(b, sizes), self.device) for b in used}
         kernels = {b: self._kernels(solved[b]) for b in used}
         networks = {b: searches[b].network for b in used}
         schedule = Schedule(self.graph, networks, solved, kernels, sizes)
@@ -74,6 +74,15 @@ class Planner:
             floor_bytes=floor,
         )
 
+    def _sizes(self, block: int, sizes: Sizes) -> Sizes:
+        """The sizes that a block is priced at.
+
+        A GPU's grids are fixed with the plan: where logit rows are counted they hold the most that a
+        step may ask for. On the CPU the rows of the step decide, and it usually asks one a request.
+        """
+        counts_rows = any(v.type.leading is Dim.B for v in self.graph.blocks[block].values)
+        return sizes.capacity if counts_rows and not self.device.is_cpu else sizes
+
     def _search(self, block: int, phase: str) -> BlockSearch:
         key = (block, phase)
         if key not in self._searches:
@@ -95,7 +104,8 @@ class Planner:
         times: Counter[int],
     ) -> Iterator[Fusion]:
         for block, solution in solved.items():
-            yield from fusions(searches[block], solution, sizes, self.device, times[block])
+            own = self._sizes(block, sizes)
+            yield from fusions(searches[block], solution, own, self.device, times[block])
 
 
 def _signature(cut: Cut) -> tuple[str, ...]:

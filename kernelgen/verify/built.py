@@ -153,15 +153,17 @@ def read_build(folder: Path) -> Built:
     kernels = load_file(folder / "kernels.json")
     if not isinstance(manifest, dict) or not isinstance(kernels, list):
         raise UsageError("not a build", where=str(folder), hint=_BUILD_AGAIN)
-    layers = _layers(folder)
     try:
+        layers = _layers(folder)
         # Checked here is the CPU's program: its sections stand beside those of the model.
         targets: Any = manifest["targets"]
-        cpu = {t["target"]: t for t in targets}["cpu"]
+        cpu = {t["target"]: t for t in targets}.get("cpu")
         found = tuple(_kernel(data, layers) for data in kernels)
     except (KeyError, TypeError, AttributeError) as error:
         where = str(folder / "kernels.json")
         raise UsageError(f"lacks {error}", where=where, hint=_BUILD_AGAIN) from error
+    if cpu is None:
+        raise UsageError("was not built for the CPU", where=str(folder), hint=_BUILD_AGAIN)
     return Built(folder, {**manifest, **cpu}, found)
 
 
@@ -183,7 +185,9 @@ def _layers(folder: Path) -> dict[str, list[int]]:
     found: dict[str, set[int]] = {}
     for path in sorted(folder.glob("plans/*.json")):
         plan = load_file(path)
-        for launch in plan["kernels"] if isinstance(plan, dict) else ():  # type: ignore[union-attr]
+        if not isinstance(plan, dict) or plan["target"] != "cpu":
+            continue
+        for launch in plan["kernels"]:  # type: ignore[union-attr]
             if isinstance(launch, dict) and isinstance(launch["layer"], int):
                 found.setdefault(str(launch["name"]), set()).add(launch["layer"])
     return {name: sorted(layers) for name, layers in found.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernelgen.ops.step import DenseCache
 from kernelgen.verify.arguments import Ints, Tables
@@ -11,9 +10,7 @@ from kernelgen.verify.built import Group
 from kernelgen.verify.guarded import POISON
 from kernelgen.verify.layouts import PAGE_TOKENS, PagePart
 from kernelgen.verify.scenario import Scenario
-
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
+from kernelgen.verify.tensors import Generator, Tensor
 
 
 @dataclass(frozen=True)

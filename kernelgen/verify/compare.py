@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernelgen.ops.step import StepView
 from kernelgen.verify.bounded import Bounded
 from kernelgen.verify.checks import Check, faults
 from kernelgen.verify.sampling import acceptable
 from kernelgen.verify.scenario import Scenario
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernelgen.verify.tensors import Tensor
 
 
 def compare(subject: str, where: str, found: Tensor, want: Bounded) -> Check:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernelgen.verify.tensors import Tensor
 
 POISON = 0xFF
 """fills what nobody has written: a NaN as float32 and as bfloat16, −1 as an integer"""

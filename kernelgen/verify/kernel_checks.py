@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelgen.core.errors import CheckFailed
 from kernelgen.ir.op import Trait
@@ -16,10 +16,8 @@ from kernelgen.verify.guarded import poison
 from kernelgen.verify.library import KernelLibrary
 from kernelgen.verify.operands import Given
 from kernelgen.verify.scenario import Scenario, scenarios
+from kernelgen.verify.tensors import Tensor
 from kernelgen.verify.trial import Ran, Trial
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 THREADS = (2, 1, 3)
 """what is compared is the first; the others must give its bits"""

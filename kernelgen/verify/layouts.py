@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from kernelgen.core.dtypes import BFLOAT16, DType
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernelgen.verify.tensors import Tensor
 
 PANEL = 32
 PAGE_TOKENS = 16

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kernelgen.core.errors import CheckFailed
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernelgen.verify.tensors import Tensor
 
 _STEP_NUMBERS = {"token_ids": 0, "positions": 1, "rows": 2, "logit_tokens": 3, "sampling": 4}
 """how the `kernel` function names step values"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from kernelgen.verify.evaluate import table_tensor
 from kernelgen.verify.guarded import Guarded
 from kernelgen.verify.layouts import PagePart, laid_out
 from kernelgen.verify.scenario import Scenario
-
-if TYPE_CHECKING:
-    from torch import Generator, Tensor
+from kernelgen.verify.tensors import Generator, Tensor
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import numpy.typing as npt
 
 from kernelgen.ops.step import StepView
 from kernelgen.verify.bounded import LIBRARY, U, summed
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from kernelgen.verify.tensors import Tensor
 
 Words = npt.NDArray[np.uint32]
 NOISE_ERROR = 1e-5

@@ -92,6 +92,13 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids, used as they are")
     prompt.add_argument("--interactive", action="store_true", help="chat on the terminal")
     run.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    run.add_argument(
+        "--max-num-seqs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="requests that cache and graphs are made for; default 1, which is all that run needs",
+    )
     run.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
     run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     run.add_argument("--top-k", type=int, metavar="K", help="0 is off")

@@ -1,4 +1,4 @@
-"""Owns trying attention kernels: small layers of any shape, caches in poisoned pages, every element against float64."""
+"""Owns trying attention kernels: layers of any shape, poisoned pages, all against float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kernelgen.verify.scenario import Request, Scenario
 POSITIONS = 512
 _LAYERS = 2
 _WEIGHT_ROUNDING = 2.0**-8
-"""softmax weights meet bfloat16 values as bfloat16: 2⁻⁹ of each, and once more for sums that cancel"""
+"""softmax weights meet bfloat16 values as bfloat16: 2⁻⁹ of each, twice for sums that cancel"""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,14 @@ class Shape:
         turned = self.dim if self.rope is None else self.rope
         rope = RopeSpec(turned, 1e4) if turned else None
         return AttentionSpec(
-            self.heads, self.kv_heads, self.dim, self.dim**-0.5, rope, self.window, self.sinks, self.norm
+            self.heads,
+            self.kv_heads,
+            self.dim,
+            self.dim**-0.5,
+            rope,
+            self.window,
+            self.sinks,
+            self.norm,
         )
 
 
@@ -76,18 +83,15 @@ def layers(shape: Shape) -> Tiny:
 
 
 def attention_kernel(model: Tiny, phase: str, *, fused: bool = True) -> Kernel:
-    """Attention with all that may join it; alone where not `fused`."""
+    """Attention; in decode with all that may join it, unless it shall stand alone."""
     family = "attention_decode" if phase == "decode" else "attention_prefill"
-    joined = ("attn.q_norm", "attn.q_rope")
-    ops = []
-    for node in model.search(0, phase).network.nodes:
-        mine = node.op.has(Trait.ATTENTION)
-        if fused and phase == "decode":
-            mine = not node.op.has(Trait.MATMUL)
-        elif fused:
-            mine = mine or node.name.startswith(joined)
-        if mine:
-            ops.append(node.name)
+    joined = fused and phase == "decode"
+    nodes = model.search(0, phase).network.nodes
+    ops = [
+        node.name
+        for node in nodes
+        if node.op.has(Trait.ATTENTION) or (joined and not node.op.has(Trait.MATMUL))
+    ]
     kernel = model.kernel(0, ops, family, phase)
     region = kernel.match.region
     besides = (SCRATCH, COUNTERS) if phase == "decode" else ()
@@ -106,7 +110,7 @@ def steps(phase: str, *requests: tuple[int, int] | None) -> Scenario:
 
 @dataclass
 class AttentionTrial(Trial):
-    """One attention kernel in one step; its cache holds the histories, all else of the pool is poison."""
+    """One attention kernel in one step; the pool holds the histories, all else is poison."""
 
     cache: DenseCache = field(init=False)
     before: Any = field(init=False)
@@ -123,7 +127,7 @@ class AttentionTrial(Trial):
         return self._compared() + self._damage(made)
 
     def _fill(self) -> None:
-        """Keys and values of what the step may read; NaN before a window's first entry and in every free place."""
+        """Keys and values that the step may read; NaN before a window and in free places."""
         state = next(v.type for v in self.block.values if v.role.value == "state")
         kind, window = getattr(torch, state.dtype.torch), self._window()
         stored = any(n.op.has(Trait.STATE_WRITE) for n in self.kernel.match.region.nodes)
@@ -175,7 +179,9 @@ class AttentionTrial(Trial):
             if value.name in self.block.producer:
                 continue
             if value.role.value == "state":
-                clean = [[t.nan_to_num() for t in side] for side in (self.cache.keys, self.cache.values)]
+                clean = [
+                    [t.nan_to_num() for t in side] for side in (self.cache.keys, self.cache.values)
+                ]
                 outside[value.name] = DenseCache(*clean)
             elif value.role.value == "step":
                 outside[value.name] = values[value.name]
@@ -193,7 +199,13 @@ class AttentionTrial(Trial):
         return Bounded(want.value, want.error + _WEIGHT_ROUNDING * self._largest())
 
     def _largest(self) -> float:
-        return max((float(v.nan_to_num().abs().max()) for v in self.cache.values if len(v)), default=0.0) + 4.0
+        return (
+            max(
+                (float(v.nan_to_num().abs().max()) for v in self.cache.values if len(v)),
+                default=0.0,
+            )
+            + 4.0
+        )
 
     def _stored(self, want: Bounded) -> list[str]:
         """The newest keys and values in their pages; what was right is taken back."""

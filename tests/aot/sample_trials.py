@@ -1,4 +1,4 @@
-"""Owns trying the choice of a token: logits (or a small head before them) in guarded memory, the rule of docs/abi.md in float64."""
+"""Owns trying the choice of a token: guarded logits or a small head, the rule in float64."""
 
 from __future__ import annotations
 
@@ -46,9 +46,7 @@ def head(vocabulary: int) -> Tiny:
 
 def sample_step(*wanted: Sampling | None, history: int = 3) -> Scenario:
     """Requests with one token each that want these choices; None: logits only."""
-    requests = tuple(
-        Request(history + i, 1, i ^ 1, s or Sampling()) for i, s in enumerate(wanted)
-    )
+    requests = tuple(Request(history + i, 1, i ^ 1, s or Sampling()) for i, s in enumerate(wanted))
     owners = tuple(-1 if s is None else i for i, s in enumerate(wanted))
     return Scenario(f"{wanted}", "decode", requests, tuple(range(len(wanted))), owners)
 
@@ -73,7 +71,9 @@ class SampleTrial(Trial):
         self._prepare()
         self.made = made
         self.args.tensor[self.model.args.offset("counts") + 3] = int(self.spared)
-        self.last = Guarded.of(torch.full((len(self.scenario.requests) + 2,), UNSAMPLED, dtype=torch.int32))
+        self.last = Guarded.of(
+            torch.full((len(self.scenario.requests) + 2,), UNSAMPLED, dtype=torch.int32)
+        )
         if "head" in self.meant or self.logits is not None:
             self._give_logits()
         for one in made.passes:
@@ -86,14 +86,20 @@ class SampleTrial(Trial):
         given[:rows] = 3.0 * self.meant["head"][:rows] if self.logits is None else self.logits
 
     def _argument(self, parameter: Parameter) -> Any:
-        return self.last.tensor if parameter is Pointer.LAST_SAMPLED else super()._argument(parameter)
+        return (
+            self.last.tensor if parameter is Pointer.LAST_SAMPLED else super()._argument(parameter)
+        )
 
     def _chosen(self) -> list[str]:
         rows, logits = len(self.scenario.logit_tokens), self.given["head"].tensor.double()
         want = reference(logits[:rows], self.scenario)
-        want = [t if row >= 0 else -1 for t, row in zip(want, self.scenario.logit_rows, strict=True)]
+        want = [
+            t if row >= 0 else -1 for t, row in zip(want, self.scenario.logit_rows, strict=True)
+        ]
         got = self.given["sample"].tensor
-        problems = [] if got[:rows].tolist() == want else [f"chosen {got[:rows].tolist()}, meant {want}"]
+        problems = (
+            [] if got[:rows].tolist() == want else [f"chosen {got[:rows].tolist()}, meant {want}"]
+        )
         if bool((got[rows:] != -1).any()):  # poison as an integer
             problems.append("ids of rows that nobody asked for were written")
         slots = [UNSAMPLED] * len(self.last.tensor)

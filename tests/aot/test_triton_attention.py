@@ -1,13 +1,22 @@
-"""Generated attention under Triton's interpreter: windows, sinks, shared heads, splits, chunks, padding, poisoned pages."""
+"""Generated attention, interpreted: windows, sinks, splits, chunks, padding, poisoned pages."""
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from attention_trials import AttentionTrial, Shape, attention_kernel, layers, steps
 
+from kernelgen.codegen.cuda.unit import TritonUnit
+from kernelgen.codegen.families.triton_prefill import prefill_roles
+from kernelgen.codegen.triton.dispatch import gpu_kernel
+from kernelgen.compile.store import Store
+from kernelgen.compile.triton import compile_triton
 from kernelgen.core.dtypes import FLOAT32
-from kernelgen.verify.scenario import scenarios
+from kernelgen.planner.family import Refusal
+from kernelgen.planner.network import Region
+from kernelgen.verify.scenario import Scenario, scenarios
 
 W = 20
 DECODE = {"tokens": 32, "splits": 1, "stages": 2, "warps": 4}
@@ -22,7 +31,9 @@ SHAPES = (
 )
 
 
-def _problems(shape: Shape, phase: str, scenario, choice, fused: bool = True) -> list[str]:  # type: ignore[no-untyped-def]
+def _problems(
+    shape: Shape, phase: str, scenario: Scenario, choice: dict[str, int], fused: bool = True
+) -> list[str]:
     model = layers(shape)
     kernel = attention_kernel(model, phase, fused=fused)
     return AttentionTrial(model, kernel, choice, scenario, scenario.tokens + 2, layer=1).problems()
@@ -53,7 +64,9 @@ def test_window_edge(history: int) -> None:
 
 def test_window_of_one() -> None:
     shape = Shape(2, 1, 32, window=1, sinks=True, dtype=FLOAT32)
-    assert not _problems(shape, "decode", steps("decode", (37, 1), (0, 1)), {**DECODE, "tokens": 16})
+    assert not _problems(
+        shape, "decode", steps("decode", (37, 1), (0, 1)), {**DECODE, "tokens": 16}
+    )
     assert not _problems(shape, "mixed", steps("mixed", (37, 4)), {**PREFILL, "rows": 16})
 
 
@@ -72,12 +85,56 @@ def test_padding_rows_are_zeroed_and_requests_without_a_token_are_passed_over() 
         assert not _problems(shape, phase, scenario, choice)
 
 
-def test_without_a_prologue() -> None:
-    for phase, choice in (("decode", {**DECODE, "splits": 3}), ("mixed", PREFILL)):
-        scenario = scenarios(phase, 512, 7)[-1]
-        assert not _problems(Shape(), phase, scenario, choice, fused=False)
+def test_decode_without_a_prologue() -> None:
+    scenario = scenarios("decode", 512, 7)[-1]
+    choice = {**DECODE, "splits": 3}
+    assert not _problems(Shape(), "decode", scenario, choice, fused=False)
+
+
+def test_prompts_take_prepared_queries() -> None:
+    network = layers(Shape()).search(0, "mixed").network
+    wanted = ("attn.q_rope", "attn")
+    mask = sum(1 << i for i, n in enumerate(network.nodes) if n.name in wanted)
+    refusal = prefill_roles(Region(network, mask), "mixed")
+    assert isinstance(refusal, Refusal) and "registers" in refusal.reason
 
 
 def test_chunks_of_several_requests() -> None:
     scenario = steps("mixed", (100, 30), (0, 1), (47, 1), None, (16, 17), (0, 40))
     assert not _problems(Shape(3, 1, 32, dtype=FLOAT32), "mixed", scenario, {**PREFILL, "rows": 64})
+
+
+REAL = Shape(32, 8, 128)
+WINDOWED = Shape(20, 4, 128, window=128, sinks=True, norm=False)
+
+
+def _units() -> list[TritonUnit]:
+    """Published shapes with the tiles that plans give them."""
+    decode, prompt = {**DECODE, "tokens": 64}, {"rows": 64, "tokens": 64, "stages": 2, "warps": 8}
+    wanted = [
+        (REAL, "decode", {**decode, "splits": 16}),
+        (WINDOWED, "decode", {**decode, "splits": 2}),
+        (REAL, "mixed", prompt),
+        (WINDOWED, "mixed", prompt),
+    ]
+    found = []
+    for number, (shape, phase, choice) in enumerate(wanted):
+        model = layers(shape)
+        kernel = attention_kernel(model, phase)
+        made = gpu_kernel(kernel, choice, model.layout)
+        found += [replace(p.unit, name=f"attention_{number}") for p in made.passes]
+    return found
+
+
+def test_published_shapes_compile_without_spills(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    with store.session():
+        made = compile_triton(_units(), sms=(80, 90), store=store, jobs=2)
+        text = {(k.name, k.sm): k.ptx.read_text() for k in made}
+    for kernel in made:  # a kernel that spills is refused by `compile_triton`
+        assert kernel.image.registers <= 255
+        assert "cp.async" in text[kernel.name, kernel.sm]
+    assert "wgmma" in text["attention_2", 90] and "mma.sync" in text["attention_0", 90]
+    # What may be read early is asked for before the wait, and everybody waits.
+    early = text["attention_0", 90].split("griddepcontrol.wait")[0]
+    assert "prefetch.global.L2" in early and "griddepcontrol" not in text["attention_0", 80]

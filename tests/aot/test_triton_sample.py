@@ -1,8 +1,9 @@
-"""Generated choices under Triton's interpreter: greedy, noise to the bit, top-k, top-p, ties, long lists, the fused head."""
+"""Generated choices, interpreted: noise to the bit, top-k, top-p, ties, long rows, the head."""
 
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from sample_trials import reference, trial
 
 from kernelgen.codegen.families import triton_sample
 from kernelgen.codegen.rendering import render
+from kernelgen.codegen.triton.dispatch import gpu_kernel
+from kernelgen.compile.store import Store
+from kernelgen.compile.triton import compile_triton
 from kernelgen.ops.sample import gumbel, murmur3_word
 from kernelgen.verify.interpreter import install
 from kernelgen.verify.scenario import Sampling
@@ -130,7 +134,12 @@ def test_ties_go_to_the_lowest_ids(small: bool, monkeypatch: pytest.MonkeyPatch)
     logits = torch.zeros(700)
     logits[[3, 500, 650]] = 1.0
     logits[7] = -0.0
-    wanted = [GREEDY, Sampling(1.0, top_k=2, seed=1), Sampling(1.0, top_k=90, seed=2), Sampling(1.0, top_p=0.2, seed=3)]
+    wanted = [
+        GREEDY,
+        Sampling(1.0, top_k=2, seed=1),
+        Sampling(1.0, top_k=90, seed=2),
+        Sampling(1.0, top_p=0.2, seed=3),
+    ]
     tile = {"columns": 256, "parts": 2, "warps": 4}
     made = trial(700, "sample", tile, wanted, logits=logits)
     assert not made.problems()
@@ -142,7 +151,12 @@ def test_ties_go_to_the_lowest_ids(small: bool, monkeypatch: pytest.MonkeyPatch)
 def test_infinite_logits_are_never_chosen_where_others_are() -> None:
     logits = torch.full((700,), float("-inf"))
     logits[[5, 600]] = torch.tensor([0.5, 0.25])
-    wanted = [GREEDY, Sampling(1.0, seed=1), Sampling(1.0, top_k=5, seed=2), Sampling(1.0, top_p=0.9, seed=3)]
+    wanted = [
+        GREEDY,
+        Sampling(1.0, seed=1),
+        Sampling(1.0, top_k=5, seed=2),
+        Sampling(1.0, top_p=0.9, seed=3),
+    ]
     made = trial(700, "sample", {"columns": 256, "parts": 2, "warps": 4}, wanted, logits=logits)
     assert not made.problems()
 
@@ -162,7 +176,16 @@ def test_noise_depends_on_seed_position_and_token_alone() -> None:
 CHOOSE = {"choose_columns": 256, "choose_parts": 2, "choose_warps": 4}
 CORES = (
     {"core": 0, "outputs": 16, "depth": 32, "warps": 4},
-    {"core": 1, "rows": 16, "outputs": 64, "depth": 32, "splits": 1, "stages": 2, "warps": 4, "ahead": 0},
+    {
+        "core": 1,
+        "rows": 16,
+        "outputs": 64,
+        "depth": 32,
+        "splits": 1,
+        "stages": 2,
+        "warps": 4,
+        "ahead": 0,
+    },
     {"core": 2, "rows": 64, "outputs": 64, "depth": 32, "stages": 2, "warps": 4},
 )
 
@@ -183,5 +206,24 @@ def test_head(core: dict[str, int], spared: bool) -> None:
     torch.testing.assert_close(exact.double(), meant, rtol=0, atol=1e-4)
     got = made.given["sample"].tensor[:rows].tolist()
     asked = [w is not None for w in wanted]
-    assert got == [t if a else -1 for t, a in zip(reference(exact.double(), made.scenario), asked, strict=True)]
+    assert got == [
+        t if a else -1 for t, a in zip(reference(exact.double(), made.scenario), asked, strict=True)
+    ]
     assert not made._around()
+
+
+def test_large_vocabularies_compile_without_spills(tmp_path: Path) -> None:
+    """The choice alone, and a head of 151,936 columns with the choice behind it."""
+    units = []
+    core = {"core": 1, "rows": 64, "outputs": 128, "depth": 64, "splits": 1, "stages": 3}
+    head = {**core, "warps": 4, "ahead": 0}
+    later = {"choose_columns": 2048, "choose_parts": 2, "choose_warps": 16}
+    alone = {"columns": 2048, "parts": 128, "warps": 16}
+    for family, choice in (("sample", alone), ("head_sample", {**head, **later})):
+        made = trial(151936, family, choice, KINDS[:1])
+        passes = gpu_kernel(made.kernel, choice, made.model.layout).passes
+        units += [replace(p.unit, name=f"{family}_{i}") for i, p in enumerate(passes)]
+    store = Store(tmp_path / "store")
+    with store.session():
+        compiled = compile_triton(units, sms=(80, 90), store=store, jobs=2)
+    assert len(compiled) == 6 and all(k.image.spill_bytes == 0 for k in compiled)

@@ -35,9 +35,7 @@ class Built:
     make: Callable[..., Path]
 
     def llm(self, folder: Path, **options: int) -> LLM:
-        return LLM(
-            folder, self.weights, max_num_seqs=8, max_model_len=96, threads=2, **options
-        )
+        return LLM(folder, self.weights, max_num_seqs=8, max_model_len=96, threads=2, **options)
 
     @functools.cached_property
     def fused(self) -> LLM:
@@ -145,9 +143,7 @@ def test_the_step_chooses_the_recorded_ids(built: Built) -> None:
     assert [o.token_ids for o in outputs] == [case.fed_ids for case in built.inputs]
 
 
-def test_every_library_of_this_machine(
-    built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_library_of_this_machine(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other instruction sets, on the architecture with most kinds of layers."""
     here = [i for i in machine_isas(Path("/proc/cpuinfo").read_text()) if i != this_isa()]
     if not has_windows(built):

@@ -284,6 +284,14 @@ def places(values: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = places(manifest_json())
 
 
+def inside(values: Any, key: Any) -> Any:
+    """What stands at `key`, None where an earlier change has taken it away."""
+    if isinstance(values, dict):
+        return values.get(key)
+    is_there = isinstance(values, list) and isinstance(key, int) and key < len(values)
+    return values[key] if is_there else None
+
+
 @settings(max_examples=400, deadline=None)
 @given(changes=st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=3))
 def test_fuzzed_manifests_are_read_or_listed(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
@@ -291,12 +299,9 @@ def test_fuzzed_manifests_are_read_or_listed(changes: list[tuple[tuple[Any, ...]
     for place, value in changes:
         at: Any = values
         for key in place[:-1]:
-            if not isinstance(at, dict | list) or (isinstance(at, list) and key >= len(at)):
-                break
-            at = at[key] if isinstance(at, list) else at.get(key)
-        else:
-            if isinstance(at, dict) or (isinstance(at, list) and place[-1] < len(at)):
-                at[place[-1]] = value
+            at = inside(at, key)
+        if inside(at, place[-1]) is not None or (isinstance(at, dict) and place[-1] in at):
+            at[place[-1]] = value
     problems: list[str] = []
     parse_manifests(values, problems)
     assert all(len(problem) < 2500 for problem in problems)

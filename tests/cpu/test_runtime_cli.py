@@ -18,9 +18,10 @@ import torch
 from kernelgen_runtime import LLM, SamplingParams
 from kernelgen_runtime.artifact.open import open_artifact
 from kernelgen_runtime.cli import main
+from kernelgen_runtime.device.found import Found, Gpu
 from kernelgen_runtime.errors import ArtifactError, LaunchError
 from kernelgen_runtime.launch.library import CompiledLibrary
-from runtime_fakes import PEAK_BYTES, VOCAB, environment, manifest_json
+from runtime_fakes import PEAK_BYTES, VOCAB, environment, manifest_json, on_gpu
 from runtime_stub import compile_stub, following, write_artifact, write_cases, write_checkpoint
 
 
@@ -160,6 +161,16 @@ def test_logits(built: Path, weights: Path, tmp_path: Path, extra: tuple[Any, ..
         (("run", "{tmp}/x", "--weights", "random", "--prompt", "a"), 3, "no such file"),
         (("run", "{built}", "--weights", "{tmp}/x", "--prompt", "a"), 2, "no such checkpoint"),
         (("run", "{built}", "--weights", "random", "--prompt-ids", "1,x"), 2, "--prompt-ids"),
+        (
+            ("run", "{built}", "--weights", "random", "--prompt", "a", "--device", "cuda"),
+            3,
+            "no library for a GPU: it was built for cpu",
+        ),
+        (
+            ("run", "{built}", "--weights", "random", "--prompt", "a", "--device", "tpu"),
+            2,
+            "--device must be auto, cpu or cuda[:i], is 'tpu'",
+        ),
         (("run", "{built}", "--weights", "random", "--prompt-ids", "97"), 2, "is not a token id"),
         (("run", "{built}", "--weights", "random", "--interactive"), 2, "no tokenizer"),
         (
@@ -195,6 +206,22 @@ def test_one_line_and_a_code_for_every_mistake(
     error = capsys.readouterr().err
     assert error.startswith("error: ") and word in error and "Traceback" not in error
     assert error.count("\n") <= 3
+
+
+def test_a_gpu_artifact_without_a_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_on(found: Found) -> tuple[int, str]:
+        monkeypatch.setattr("kernelgen_runtime.device.choose.find_gpus", lambda: found)
+        code = run("run", tmp_path, "--weights", "random", "--prompt", "a")
+        return code, capsys.readouterr().err
+
+    (tmp_path / "manifest.json").write_text(json.dumps(on_gpu(manifest_json())))
+    none = Found((), "Found no NVIDIA driver on your system.")
+    old = "error: needs sm_90, found no NVIDIA GPU (Found no NVIDIA driver on your system.)\n"
+    assert run_on(none) == (4, old)
+    other = Found((Gpu(0, "NVIDIA A10", 86),))
+    assert run_on(other) == (3, "error: needs sm_90, found sm_86 (NVIDIA A10)\n")
 
 
 @pytest.mark.parametrize(

@@ -55,9 +55,7 @@ def test_logits_and_greedy_ids(subject: tuple[LLM, float], recorded: Recorded) -
     assert (chosen == recorded.fed_ids)[certain].all()
 
 
-def test_decoding_gives_the_bits_of_prefill(
-    subject: tuple[LLM, float], recorded: Recorded
-) -> None:
+def test_decoding_gives_the_bits_of_prefill(subject: tuple[LLM, float], recorded: Recorded) -> None:
     """Batch 1, a mixed batch, one token at a time and all at once."""
     llm, _ = subject
     prompt, fed = tuple(recorded.prompt_ids.tolist()), tuple(recorded.fed_ids.tolist())

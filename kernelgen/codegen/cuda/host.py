@@ -154,18 +154,19 @@ class _Tables:
         if self.planned.setdefault(name, len(signature)) != len(signature):
             raise ValueError(f"{name}: planned with different signatures")
         layer = launch.layer if launch else None
+        sizes = launch.kernel.launch_sizes(plan.sizes) if launch else plan.sizes
         where = "" if layer is None else f"layer {layer} "
         for index, one in enumerate(kernel.passes):
             places = parameter_places(one.parameters, operands, signature)
             if self.places.setdefault(one.unit.name, places) != places:
                 raise ValueError(f"{one.unit.name}: launched for different signatures")
-            refs = self.refs.of(one, operands, layer, plan, slots)
+            refs = self.refs.of(one, operands, layer, sizes, slots)
             yield {
                 "kernel": self.kernels[one.unit.name],
                 "planned": list(self.planned).index(name),
                 "index": index,
                 "layer": -1 if layer is None else layer,
-                "grid": one.grid(plan.sizes),
+                "grid": one.grid(sizes),
                 "refs": refs,
                 "note": f"{where}{one.unit.name}",
             }

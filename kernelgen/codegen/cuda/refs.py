@@ -17,7 +17,8 @@ from kernelgen.codegen.cuda.launches import (
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.planner.caches import CacheSchema
-from kernelgen.planner.plan import COUNTERS, SCRATCH, Plan
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.plan import COUNTERS, SCRATCH
 from kernelgen.planner.plan import Operand as Given
 
 STEP_VALUES = ("token_ids", "positions", "rows")
@@ -47,11 +48,11 @@ class References:
         one: GpuPass,
         operands: Sequence[Given],
         layer: int | None,
-        plan: Plan,
+        sizes: Sizes,
         slots: dict[int, int],
     ) -> int:
         """Number of the first reference of a launch; `slots` numbers the plan's buffers."""
-        refs = tuple(self._ref(p, operands, layer, plan, slots) for p in one.parameters)
+        refs = tuple(self._ref(p, operands, layer, sizes, slots) for p in one.parameters)
         if not refs:
             return 0
         if refs not in self._first:
@@ -67,13 +68,13 @@ class References:
         parameter: Parameter,
         operands: Sequence[Given],
         layer: int | None,
-        plan: Plan,
+        sizes: Sizes,
         slots: dict[int, int],
     ) -> str:
         if isinstance(parameter, Operand):
             return self._operand(operands[parameter.index], slots)
         if isinstance(parameter, Constant):
-            return f"integer({parameter.of(plan.sizes)})"
+            return f"integer({parameter.of(sizes)})"
         if isinstance(parameter, Pointer):
             return self._pointer(parameter, operands, slots)
         if layer is None:

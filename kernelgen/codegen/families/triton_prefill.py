@@ -18,14 +18,12 @@ from kernelgen.codegen.families.triton_choice import Best, best, masked
 from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
-    REDUCE_US,
     Demand,
     Grid,
     Timing,
     timing,
 )
 from kernelgen.hw.device import Device
-from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
 from kernelgen.ops import Attention
 from kernelgen.planner.cost import region_bytes, region_flops
@@ -51,18 +49,24 @@ class PrefillProblem:
     visible: int
     """entries that the last query reads"""
     window: bool
-    statistics: int
-    prep_ops: int
+    staged: bool
+    """whether tensor cores take operands from shared memory (from sm_90 on); else from registers"""
     bytes: int
     flops: int
 
+    @property
+    def group(self) -> int:
+        """Query heads that share a cache head: they share a block."""
+        return self.heads // self.kv_heads
 
-def prefill_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> PrefillProblem:
+
+def prefill_problem(
+    region: Region, roles: AttentionRoles, sizes: Sizes, device: Device
+) -> PrefillProblem:
     """The numbers of a matched region."""
     op = roles.anchor.op
     assert isinstance(op, Attention)
     q, state = (region.value(name).type for name in roles.anchor.inputs[:2])
-    types = region.network.block.input_types
     return PrefillProblem(
         queries=sizes.tokens,
         heads=q.static_elements // q.row_width,
@@ -72,8 +76,7 @@ def prefill_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> Pref
         pairs=op.pairs(sizes),
         visible=op.visible(sizes),
         window=op.window is not None,
-        statistics=min(1, sum(n.op.has(Trait.ROW_REDUCE) for n in roles.query)),
-        prep_ops=sum(n.op.flops(types(n), sizes) for n in roles.query),
+        staged=device.sm >= 90 and device.has("tma"),
         bytes=region_bytes(region, sizes),
         flops=region_flops(region, sizes),
     )
@@ -81,8 +84,8 @@ def prefill_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> Pref
 
 @dataclass(frozen=True)
 class PrefillTile:
-    """A block computes `rows` queries of one head, `tokens` keys at a time; with a window it starts
-    at its first tile.
+    """A block computes `rows` pairs of query and head, all heads of one cache head, `tokens` keys
+    at a time; with a window it starts at the first page that a query of the block sees.
     """
 
     rows: int
@@ -90,10 +93,14 @@ class PrefillTile:
     stages: int
     warps: int
 
+    def queries(self, problem: PrefillProblem) -> int:
+        """Queries of a block."""
+        return self.rows // problem.group
+
     def steps(self, problem: PrefillProblem) -> int:
         """Key tiles that a block with the mean number of visible keys walks."""
         mean = ceil_div(problem.pairs, problem.queries)
-        return ceil_div(mean + self.rows // 2, self.tokens)
+        return ceil_div(mean + self.queries(problem) // 2, self.tokens)
 
     def footprint(self, problem: PrefillProblem) -> Footprint:
         """Shared memory: the queries, `stages` steps of keys and values. Registers: sums, scores,
@@ -101,20 +108,32 @@ class PrefillTile:
         """
         width, size = next_power_of_two(problem.width), problem.cache_bits // 8
         shared = (self.rows + self.stages * self.tokens * 2) * width * size
-        held = self.rows * (width + 1.5 * self.tokens) / (self.warps * WARP)
-        return Footprint(self.warps, frame_registers(held), shared)
+        threads = self.warps * WARP
+        held = self.rows * (width + 1.5 * self.tokens) / threads
+        held += 2 * self.stages * self.tokens * width * size / (16 * threads)  # addresses
+        if self.staged(problem):
+            return Footprint(self.warps, frame_registers(1.15 * held), shared)
+        held += self.rows * (width * size / 4 + 0.5 * self.tokens) / threads  # queries, weights
+        return Footprint(self.warps, frame_registers(1.3 * held), shared)
+
+    def staged(self, problem: PrefillProblem) -> bool:
+        """Whether four warps together multiply 64 rows from shared memory."""
+        return problem.staged and self.rows >= 64 and self.warps % 4 == 0
 
     def problems(self, problem: PrefillProblem, device: Device) -> tuple[str, ...]:
-        """Limits of the block, and more warps than 16-row bands."""
+        """Limits of the block, more warps than 16-row bands, and groups that fill no block."""
         found = list(self.footprint(problem).problems(device))
-        if self.rows < 16 * self.warps:
-            found.append(f"{self.warps} warps have no 16 rows each")
+        if self.rows < problem.group:
+            found.append(f"{problem.group} heads share a cache head, a block has {self.rows} rows")
+        least = 8 if self.staged(problem) else 16  # two times four warps may share 64 rows
+        if self.rows < least * self.warps:
+            found.append(f"{self.warps} warps have no {least} rows each")
         return tuple(found)
 
     def time(self, problem: PrefillProblem, device: Device) -> Timing:
         """Arithmetic of whole tiles. The last block of a causal prompt walks twice the mean."""
-        bands = ceil_div(problem.queries, self.rows)
-        blocks, steps = bands * problem.heads, self.steps(problem)
+        bands = ceil_div(problem.queries, self.queries(problem))
+        blocks, steps = bands * problem.kv_heads, self.steps(problem)
         walked = blocks * steps * self.tokens
         width = next_power_of_two(problem.width)
         longest = problem.visible * problem.queries / problem.pairs
@@ -124,12 +143,12 @@ class PrefillTile:
             steps=steps,
             in_flight=max(1, self.stages - 1),
             early_us=LATENCY_US,
-            lead_us=LATENCY_US + problem.statistics * REDUCE_US,  # page numbers, then keys
+            lead_us=LATENCY_US,  # page numbers, then keys
         )
         demand = Demand(
             memory_bytes=problem.bytes,
             cache_bytes=walked * 2 * problem.width * problem.cache_bits // 8,
-            vector_ops=6.0 * walked * self.rows + problem.prep_ops,
+            vector_ops=6.0 * walked * self.rows,
             tensor_flops=4.0 * walked * self.rows * width,
             tensor_dtype="bfloat16" if problem.cache_bits == 16 else "float32",
             tensor_share=_SHARE,
@@ -142,7 +161,8 @@ class PrefillTile:
         edges = "the diagonal and the window's far edge" if problem.window else "the diagonal"
         return (
             f"masked entries: {edges}",
-            *masked("queries", problem.queries, self.rows),
+            *masked("queries", problem.queries, self.queries(problem)),
+            *masked("rows", self.queries(problem) * problem.group, self.rows),
             *masked("head", problem.width, next_power_of_two(problem.width)),
         )
 
@@ -163,15 +183,24 @@ def prefill(problem: PrefillProblem, device: Device) -> Best[PrefillProblem] | R
 
 
 def prefill_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:
-    """Attention of a prompt; None in a decode step."""
-    return attention_roles(region, phase) if phase != "decode" else None
+    """Attention of a prompt; None in a decode step. Queries come prepared: norms and rotations of a
+    whole tile in float32 would take the registers that scores and sums need, and spill.
+    """
+    roles = attention_roles(region, phase) if phase != "decode" else None
+    if isinstance(roles, AttentionRoles) and roles.query:
+        first = roles.query[0].name
+        return Refusal(
+            f"{first} in float32 needs the registers of scores and sums: the kernel that stores the"
+            " keys prepares queries too"
+        )
+    return roles
 
 
 def quote_prefill(
     region: Region, roles: AttentionRoles, sizes: Sizes, device: Device
 ) -> Quote | Refusal:
     """The best tile."""
-    problem = prefill_problem(region, roles, sizes)
+    problem = prefill_problem(region, roles, sizes, device)
     found = prefill(problem, device)
     if isinstance(found, Refusal):
         return found

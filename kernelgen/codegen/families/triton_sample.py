@@ -131,7 +131,7 @@ def choose_tile(rows: int, vocabulary: int, device: Device) -> SampleTile:
 def choose_pass(rows: int, device: Device) -> Pass:
     """The second kernel of a head: it reads one candidate a row."""
     us = device.boundary_us + NEAR_LATENCY_US
-    why = "the largest logit of each row is known; rows with a temperature read theirs again"
+    why = "the largest logit of a row is known; noise, top-k or top-p reads the row again"
     return Pass("choose", rows * 8, us, why)
 
 

@@ -1,4 +1,4 @@
-"""Owns the Triton of attention: printed query preparation and (in decode) the insert of the newest key and value."""
+"""Owns the Triton of attention: printed queries and, in decode, the insert of the newest entry."""
 
 from __future__ import annotations
 

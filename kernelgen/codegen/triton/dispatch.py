@@ -24,5 +24,8 @@ _MAKERS: Mapping[str, Maker] = {
 def gpu_kernel(
     kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
 ) -> GpuKernel:
-    """All launches of a planned kernel with one tile. `why`: the planner's argument, for the header."""
+    """All launches of a planned kernel with one tile.
+
+    `why`: the planner's argument, for the header.
+    """
     return _MAKERS.get(kernel.match.family.name, triton_kernel)(kernel, choice, layout, why)

@@ -1,4 +1,4 @@
-"""Owns the Triton of the fused head: a product whose tiles keep their best candidate, and the launch that chooses."""
+"""Owns the Triton of the fused head: a product that keeps its largest logits, and the choice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kernelgen.planner.plan import Kernel
 
 @dataclass(frozen=True)
 class _Candidates:
-    """How a core's finished sums are handed to `keep`: block, tokens, rows, and the stored rows as a mask of the block."""
+    """How a core's finished sums are handed to `keep`, and its answer as a mask of the block."""
 
     how: Orientation
     block: str
@@ -38,7 +38,9 @@ class _Candidates:
 
 
 _CORES = {
-    "gemv": _Candidates(GEMV, "{0}[:, None]", "col[:, None]", "tl.zeros((1,), tl.int32)", 0, "needed"),
+    "gemv": _Candidates(
+        GEMV, "{0}[:, None]", "col[:, None]", "tl.zeros((1,), tl.int32)", 0, "needed"
+    ),
     "skinny": _Candidates(SKINNY, "{0}", "col[:, None]", "row", 0, "needed[None, :]"),
     "gemm": _Candidates(GEMM, "{0}", "col[None, :]", "row", 1, "needed[:, None]"),
 }
@@ -83,7 +85,7 @@ def head_kernel(
 def _product(
     region: Region, roles: HeadRoles, core: _Candidates, layout: StepLayout
 ) -> dict[str, Any]:
-    """What the product's template needs; its columns are finished by `keep`, then stored where needed."""
+    """What the product's template needs; columns go through `keep` and are stored where needed."""
     context = product_context(region, roles.linear, core.how, layout.args)
     ((group,),) = (section["groups"] for section in context["sections"])
     group["lines"] = _finish(region, roles, core)
@@ -98,10 +100,13 @@ def _finish(region: Region, roles: HeadRoles, core: _Candidates) -> list[str]:
     text = rounded("sum0", region.value(product).type.dtype)
     program.bind(product, program.let(product, text) if text != "sum0" else text)
     logits = region.base(roles.sample.inputs[0])
-    value = program.value(logits)
+    block = core.block.format(program.value(logits))
+    handed = [block, "first", core.token, core.row, "count", "args", "counters", str(core.axis)]
     program.lines += [
-        f"needed = keep({core.block.format(value)}, first, {core.token}, {core.row}, count, args, counters, {core.axis})",
-        "needed = tl.max(needed.to(tl.int32), 0) > 0" if core.axis == 0 and core.mask == "needed" else "",
+        f"needed = keep({', '.join(handed)})",
+        "needed = tl.max(needed.to(tl.int32), 0) > 0"
+        if core.axis == 0 and core.mask == "needed"
+        else "",
         f"stored = mine & {core.mask}",
     ]
     width = region.value(logits).type.row_width

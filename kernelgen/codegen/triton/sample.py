@@ -1,4 +1,4 @@
-"""Owns the Triton of the choice of a token: a scan of all logits, or what comes behind a product that kept the best ones."""
+"""Owns the Triton of the choice of a token: alone, or behind a product that kept candidates."""
 
 from __future__ import annotations
 
@@ -24,8 +24,17 @@ from kernelgen.ir.types import Sizes
 from kernelgen.planner.plan import COUNTERS, SCRATCH, Kernel
 
 SAMPLING_FIELDS = (
-    "counts row_slot row_query_start row_seq_len logit_token logit_row temperature top_p top_k seed"
-).split()
+    "counts",
+    "row_slot",
+    "row_query_start",
+    "row_seq_len",
+    "logit_token",
+    "logit_row",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+)
 """of args, for a kernel that knows how each logit row wants its token"""
 
 
@@ -40,7 +49,10 @@ def sample_kernel(
 def sample_pass(
     kernel: Kernel, tile: SampleTile, layout: StepLayout, lines: list[str], *, keyed: bool = False
 ) -> GpuPass:
-    """The launch that chooses. `keyed`: the product before it has left each row's best candidate in the counters."""
+    """The launch that chooses.
+
+    `keyed`: the product before it has left the largest logit of each greedy row in the counters.
+    """
     region = kernel.match.region
     sample = next(n for n in region.nodes if n.op.has(Trait.SAMPLE))
     logits = region.value(sample.inputs[0]).type
@@ -75,7 +87,7 @@ def sample_pass(
 
 
 def _given(kernel: Kernel, sample: Node) -> list[Given]:
-    """Logits, chosen ids, scratch, counters, the newest token of each slot, and the step's arguments."""
+    """Logits, chosen ids, scratch, counters, newest tokens of the slots, the step's arguments."""
     region = kernel.match.region
     wanted = [triton_name(region.base(sample.inputs[0])), triton_name(sample.outputs[0])]
     wanted += [SCRATCH, COUNTERS, "args"]

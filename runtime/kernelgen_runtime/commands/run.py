@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
         options.artifact,
         options.weights,
         device=options.device,
-        max_num_seqs=1,
+        max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..artifact.manifest import Manifest
-from ..errors import NoDeviceError, UnsupportedGpuError, shown
+from ..errors import KernelgenRuntimeError, NoDeviceError, UnsupportedGpuError, shown
 from .found import Found, Gpu, find_gpus
 
 AUTO = "auto"
@@ -24,26 +24,29 @@ class Choice:
 
 
 def choose(
-    manifests: Sequence[Manifest], wanted: str = AUTO, find: Callable[[], Found] = find_gpus
+    manifests: Sequence[Manifest],
+    wanted: str = AUTO,
+    find: Callable[[], Found] | None = None,
 ) -> Choice:
     """Return what runs: `wanted` is "auto", "cpu", "cuda" or "cuda:1".
 
     "auto" takes the first GPU that a target fits, else the CPU where the artifact has it. GPUs are
     looked for only where the artifact has a target for one. Raises UnsupportedGpuError where no
-    target fits what is here, NoDeviceError where nothing is here.
+    target fits what is here, NoDeviceError where nothing is here, KernelgenRuntimeError for
+    another word.
     """
     host = next((m for m in manifests if m.sm == 0), None)
     for_gpus = [m for m in manifests if m.sm]
     match = _CUDA.fullmatch(wanted)
     if wanted not in (AUTO, "cpu") and match is None:
-        raise UnsupportedGpuError(f"--device must be auto, cpu or cuda[:i], is {shown(wanted)}")
+        raise KernelgenRuntimeError(f"--device must be auto, cpu or cuda[:i], is {shown(wanted)}")
     if wanted == "cpu" or (wanted == AUTO and not for_gpus):
         if host is None:
             raise UnsupportedGpuError(f"this artifact has no library for the CPU: {_has(for_gpus)}")
         return Choice(host, None)
     if not for_gpus:
         raise UnsupportedGpuError("this artifact has no library for a GPU: it was built for cpu")
-    found = find()
+    found = (find or find_gpus)()
     gpus = found.gpus if match is None else _asked(found, match.group(1), wanted, for_gpus)
     for gpu in gpus:
         fitting = best_for(for_gpus, gpu)

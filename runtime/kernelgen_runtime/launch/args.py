@@ -81,7 +81,6 @@ class ArgsWriter:
         self.fields["counts"][2] = len(asked)
         self.fields["logit_token"][: len(asked)] = asked
         self.fields["logit_row"][: len(asked)] = rows
-        self.used["logit_token"] = (len(asked),)
 
     def _write_rows(self, step: Step) -> int:
         """Write tokens, slots, starts and lengths; return the longest sequence."""
@@ -107,6 +106,7 @@ class ArgsWriter:
         self.fields["row_query_start"][rows : stop + 1] = tokens
         self.fields["row_slot"][rows:stop] = -1
         self.fields["row_seq_len"][rows:stop] = 0
+        self.fields["logit_token"][:stop] = 0
         self.fields["logit_row"][:stop] = -1
         self.fields["temperature"][rows:stop] = 0
         self.fields["token_ids"][tokens : plan.size] = 0
@@ -114,6 +114,7 @@ class ArgsWriter:
             "counts": (4,),
             "token_ids": (plan.size,),
             "row_query_start": (stop + 1,),
-            **dict.fromkeys(("row_slot", "row_seq_len", "logit_row", "temperature"), (stop,)),
+            **dict.fromkeys(("row_slot", "row_seq_len", "logit_token", "logit_row"), (stop,)),
+            "temperature": (stop,),
             **dict.fromkeys(("top_p", "top_k", "seed"), (rows,)),
         }

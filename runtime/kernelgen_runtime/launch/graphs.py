@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 from ..artifact.manifest import Plan
 from ..device.cuda import CudaDevice, is_out_of_memory
@@ -22,7 +23,6 @@ class DecodeGraphs:
     def __init__(self, device: CudaDevice, stream: Stream, run: Callable[[Plan], None]) -> None:
         self._device, self._api = device, device.api
         self._stream, self._run = stream, run
-        self._pool = self._api.graph_pool()
         self._graphs: dict[int, Graph] = {}
 
     def estimate(self, plans: Sequence[Plan]) -> int:
@@ -31,9 +31,11 @@ class DecodeGraphs:
         The two largest are captured and thrown away: they are bound to buffers that will go. The
         first pays for what all share, the second says what each further one costs at most.
         """
+        # A pool of their own: torch does not take one again whose graphs have all gone.
+        pool = self._api.graph_pool()
         free, kept = [self._api.memory().free], []
         for plan in _largest_first(plans)[:2]:
-            kept.append(self._captured(plan))
+            kept.append(self._captured(plan, pool))
             free.append(self._api.memory().free)
         costs = [max(0, before - after) for before, after in pairwise(free)]
         further = max([LEAST_BYTES, *costs[1:]])
@@ -44,8 +46,9 @@ class DecodeGraphs:
 
         Those must ask for nothing. Raises DeviceMemoryError where memory runs out.
         """
+        pool = self._api.graph_pool()
         for plan in _largest_first(plans):
-            self._graphs[plan.id] = self._captured(plan)
+            self._graphs[plan.id] = self._captured(plan, pool)
 
     def holds(self, plan: Plan) -> bool:
         """Whether the plan has a graph."""
@@ -59,9 +62,9 @@ class DecodeGraphs:
         graph.replay()
         return True
 
-    def _captured(self, plan: Plan) -> Graph:
+    def _captured(self, plan: Plan, pool: Any) -> Graph:
         try:
-            graph = self._api.capture(lambda: self._run(plan), self._stream, self._pool)
+            graph = self._api.capture(lambda: self._run(plan), self._stream, pool)
             with self._api.on(self._stream):
                 graph.replay()  # the driver takes the graph's memory now and not under load
             self._api.synchronize()

@@ -17,13 +17,15 @@ from fake_cuda import FakeCuda, FakeGpuLibrary, fake_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelgen_runtime import LLM, SamplingParams
+from kernelgen_runtime.artifact.manifest import Plan
 from kernelgen_runtime.artifact.open import Artifact
+from kernelgen_runtime.commands.figures import compared, figure_lines, figures
 from kernelgen_runtime.device.choose import choose, runs_on
-from kernelgen_runtime.device.cuda import CudaDevice
 from kernelgen_runtime.device.found import Found, Gpu
 from kernelgen_runtime.errors import (
     CapacityError,
     DeviceMemoryError,
+    KernelgenRuntimeError,
     LaunchError,
     NoDeviceError,
     RequestError,
@@ -31,6 +33,7 @@ from kernelgen_runtime.errors import (
 )
 from kernelgen_runtime.launch.args import ArgsWriter, SlotSampling
 from kernelgen_runtime.launch.collector import collector_frozen
+from kernelgen_runtime.launch.plans import plans_in_use
 from kernelgen_runtime.launch.upload import DeviceArgs, merged
 from kernelgen_runtime.scoring import Case
 from runtime_fakes import (
@@ -123,7 +126,6 @@ def test_the_device_that_fits(
         (["cpu", "sm_90:h200"], [90], "cuda:1", NoDeviceError, "cuda:1: this machine has GPUs 0"),
         (["sm_90:h200"], [90], "cpu", UnsupportedGpuError, "no library for the CPU: it was built"),
         (["cpu"], [90], "cuda", UnsupportedGpuError, "it was built for cpu"),
-        (["cpu"], [90], "gpu", UnsupportedGpuError, "--device must be auto, cpu or cuda"),
     ],
 )
 def test_one_line_where_nothing_fits(
@@ -133,6 +135,13 @@ def test_one_line_where_nothing_fits(
         choose(manifests(*targets), wanted, here(*gpus, reason="why not"))
     assert text in str(caught.value) and "\n" not in str(caught.value)
     assert getattr(caught.value, "exit_code", None) == (4 if error is NoDeviceError else 3)
+
+
+@pytest.mark.parametrize("wanted", ["gpu", "cuda:", "cuda:x", "cuda:1000", "CPU", ""])
+def test_another_word_is_a_mistake_of_usage(wanted: str) -> None:
+    with pytest.raises(KernelgenRuntimeError, match="--device must be auto, cpu or") as caught:
+        choose(manifests("cpu", "sm_90:h200"), wanted, here(90))
+    assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("code", [80, 86, 89, 90, 100, 103, 120])
@@ -540,9 +549,35 @@ def test_merged_spans_cover_the_same_and_lie_apart(spans: list[tuple[int, int]],
     assert all(b[0] - a[1] >= gap for a, b in pairwise(found))
 
 
-# Bandwidth and figures come from the device.
+# Plans and figures.
 
 
-def test_the_device_measures_what_the_library_does_not() -> None:
-    gpu = FakeCuda()
-    assert CudaDevice(gpu).read_bandwidth(0.1) == 4000.0
+@pytest.mark.row("B-01")
+def test_a_batch_takes_the_smallest_plan_that_holds_it() -> None:
+    sizes = {"decode": (1, 2, 4, 8, 24), "mixed": (16, 64)}
+    plans = [
+        Plan(10 * i + j, phase, size, 1, 0)
+        for i, phase in enumerate(sizes)
+        for j, size in enumerate(sizes[phase])
+    ]
+    for most in range(1, 30):
+        table = plans_in_use(plans, most, 64)
+        for rows in range(1, most + 1):
+            for tokens in range(rows, 65):
+                fits = [p for p in plans if p.size >= tokens]
+                decode = [p for p in fits if p.phase == "decode" and rows == tokens]
+                wanted = min(
+                    decode or [p for p in fits if p.phase == "mixed"], key=lambda p: p.size
+                )
+                assert table.choose(rows, tokens) is wanted, (most, rows, tokens)
+
+
+def test_figures_name_the_device_and_the_steps_without_graph() -> None:
+    llm = open_toy(FakeCuda(), max_num_seqs=1)
+    output = llm.generate([[1, 2]], SamplingParams(max_tokens=9, ignore_eos=True))[0]
+    found = figures(llm, output, 0.0, 0.1)
+    assert found["device"] == "cuda:0 (NVIDIA H200)" and found["target"] == "sm_90:h200"
+    assert found["decode_steps"] == 8 and found["decode_steps_without_graph"] == 0
+    assert found["decode_ms_per_step"] > 0 and found["threads"] is None
+    lines = figure_lines(compared(found, llm.device.read_bandwidth(0.1)))
+    assert "ms a step, cuda:0 (NVIDIA H200)" in lines[2] and lines[3].endswith("4000.0 measured")
