@@ -157,7 +157,11 @@ def _compiled(build: _Build, device: Device) -> tuple[StepProgram, tuple[Compile
         step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions)
         try:
             return step, compile_triton(
-                step.units(), sms=[device.sm], store=build.store, jobs=build.jobs, progress=build.note
+                step.units(),
+                sms=[device.sm],
+                store=build.store,
+                jobs=build.jobs,
+                progress=build.note,
             )
         except IllegalKernel as error:
             refused = device.refused_tiles | {fault.tile for fault in error.faults if fault.tile}

@@ -18,6 +18,7 @@ from kernelgen.spec.model import ModelSpec
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MIXED_SIZES = (128, 512, 2048, 8192)
 
+
 @dataclass(frozen=True)
 class Lowered:
     """A model as far as it does not depend on a target."""

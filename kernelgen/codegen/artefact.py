@@ -16,7 +16,8 @@ class OperandInfo:
     name: str
     dtype: str
     shape: tuple[int | str, ...]
-    """constants, and `T` or `B`; the shape of a weight is that of the checkpoint, before its layout"""
+    """constants, and `T` or `B`; the shape of a weight is that of the checkpoint, before its
+    layout"""
     layout: str = "rows"
 
 

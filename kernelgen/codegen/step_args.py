@@ -1,4 +1,5 @@
-"""Owns the layout of the step's int32 arguments: one list that the step program and the manifest share."""
+"""Owns the layout of the step's int32 arguments: one list that the step program and the manifest
+share."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ class ArgsLayout:
         return next(f.offset for f in self.fields if f.name == name)
 
 
-def args_layout(cache: CacheSchema, max_tokens: int, max_rows: int, max_positions: int) -> ArgsLayout:
+def args_layout(
+    cache: CacheSchema, max_tokens: int, max_rows: int, max_positions: int
+) -> ArgsLayout:
     """The fields of docs/abi.md in their order, each on a cache line of its own."""
     pages = -(-max_positions // PAGE_TOKENS)
     rows = (max_rows,)

@@ -15,7 +15,8 @@ from kernelgen.planner.plan import Plan
 
 @dataclass(frozen=True)
 class BoundWeight:
-    """One buffer that the loader fills. `matrix` is the checkpoint's shape, `shape` that after the layout."""
+    """One buffer that the loader fills. `matrix` is the checkpoint's shape, `shape` that after
+    the layout."""
 
     name: str
     dtype: str
@@ -31,7 +32,8 @@ class BoundWeight:
 
 
 def demanded_layouts(plans: Iterable[Plan]) -> dict[str, str]:
-    """Weight (as named in its block) → layout. Two kernels that demand different ones are our own mistake.
+    """Weight (as named in its block) → layout. Two kernels that demand different ones are our own
+    mistake.
 
     Asked of launches: a kernel that several weights share names only the first of them.
     """
@@ -66,7 +68,8 @@ def bound_weights(graph: Graph, layouts: dict[str, str]) -> tuple[BoundWeight, .
 
 
 def panel_shape(matrix: tuple[int, ...], dtype: str) -> tuple[int, ...]:
-    """`[N, K]` in panels of 32 outputs: `[N/32, K/2, 32, 2]` for bfloat16, `[N/32, K, 32]` for float32, K made even."""
+    """`[N, K]` in panels of 32 outputs: `[N/32, K/2, 32, 2]` for bfloat16, `[N/32, K, 32]` for
+    float32, K made even."""
     n, k = matrix
     panels, pairs = -(-n // PANEL), -(-k // 2)
     return (panels, pairs, PANEL, 2) if dtype == "bfloat16" else (panels, 2 * pairs, PANEL)

@@ -1,4 +1,5 @@
-"""Owns scalar expressions: what a pointwise op computes for one element, as data that printers turn into code."""
+"""Owns scalar expressions: what a pointwise op computes for one element, as data that printers
+turn into code."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ FUNCTIONS: dict[str, Function] = {
 
 @dataclass(frozen=True)
 class Expr:
-    """A node of an expression tree: `arg` (input number), `const` (value), or a function of FUNCTIONS."""
+    """A node of an expression tree: `arg` (input number), `const` (value), or a function of
+    FUNCTIONS."""
 
     fn: str
     args: tuple[Expr, ...] = ()

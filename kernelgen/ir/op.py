@@ -1,4 +1,5 @@
-"""Owns the interface of an op: shape rule, cost, reference meaning and the traits by which planners know it."""
+"""Owns the interface of an op: shape rule, cost, reference meaning and the traits by which
+planners know it."""
 
 from __future__ import annotations
 
@@ -51,10 +52,12 @@ class Op(ABC):
 
     @abstractmethod
     def reference(self, inputs: Sequence[Any], step: Any) -> tuple[Any, ...]:
-        """Outputs in the precision of the inputs (float64 tensors in tests); `step` is a StepView."""
+        """Outputs in the precision of the inputs (float64 tensors in tests); `step` is a
+        StepView."""
 
     def read_bytes(self, index: int, inputs: Sequence[Type], sizes: Sizes) -> int:
-        """Bytes of input `index` that have to be read; gathers and caches read less than everything."""
+        """Bytes of input `index` that have to be read; gathers and caches read less than
+        everything."""
         return inputs[index].size_bytes(sizes)
 
     def write_bytes(self, inputs: Sequence[Type], sizes: Sizes) -> int:

@@ -15,8 +15,10 @@ from kernelgen.ir.types import Sizes, Type
 class Attention(Op):
     """`o[t, h] = Σ_j softmax_j(scale·q·k_j) v_j` over the cache entries of the token's own request.
 
-    Entry j is visible to position p iff `j ≤ p` and, with a window W, `p − j < W`. A sink of head h adds `exp(sink_h)` to the
-    denominator: it takes no scale, no mask and has no value. Inputs: q `[T, heads, D]`, state, rows, and sinks `[heads]` if any.
+    Entry j is visible to position p iff `j ≤ p` and, with a window W, `p − j < W`. A sink of head h
+    adds `exp(sink_h)` to the
+    denominator: it takes no scale, no mask and has no value. Inputs: q `[T, heads, D]`, state,
+    rows, and sinks `[heads]` if any.
     """
 
     scale: float

@@ -12,7 +12,8 @@ from kernelgen.ir.types import Sizes, Type
 
 @dataclass(frozen=True)
 class CacheWrite(Op):
-    """State after keys `[T, kv_heads, D]` and values of the step's tokens have been stored; padding rows store nothing.
+    """State after keys `[T, kv_heads, D]` and values of the step's tokens have been stored;
+    padding rows store nothing.
 
     Inputs: state, keys, values, rows (`int32 [T]`: request row of each token).
     """
@@ -24,7 +25,9 @@ class CacheWrite(Op):
         """The state's own type; raises ValueError when keys or values do not fit it."""
         state, keys, values, _rows = inputs
         if keys.shape[1:] != state.shape or values.shape[1:] != state.shape:
-            raise ValueError(f"cache_write: keys {keys}, values {values} do not fit the cache {state}")
+            raise ValueError(
+                f"cache_write: keys {keys}, values {values} do not fit the cache {state}"
+            )
         return (state,)
 
     def flops(self, inputs: Sequence[Type], sizes: Sizes) -> int:

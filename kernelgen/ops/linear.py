@@ -13,7 +13,8 @@ from kernelgen.ir.types import Sizes, Type
 
 @dataclass(frozen=True)
 class Linear(Op):
-    """`y[t, n] = Σ_k x[t, k]·w[n, k]`, accumulated in float32, rounded once to `dtype`. A bias is a pointwise op after it."""
+    """`y[t, n] = Σ_k x[t, k]·w[n, k]`, accumulated in float32, rounded once to `dtype`. A bias
+    is a pointwise op after it."""
 
     dtype: DType
     kind: ClassVar[str] = "linear"

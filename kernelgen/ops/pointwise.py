@@ -16,7 +16,8 @@ from kernelgen.ir.types import Sizes, Type
 class Pointwise(Op):
     """`out[…, i] = expr(in0[…, i], in1[i], in2[…, 0], …)`.
 
-    The first input gives the shape. Others have that shape, or are one row (`[width]`), or one number a row (`[…, 1]`).
+    The first input gives the shape. Others have that shape, or are one row (`[width]`), or one
+    number a row (`[…, 1]`).
     Computed in float32 and rounded once to `dtype`.
     """
 

@@ -16,7 +16,8 @@ class Rope(Op):
     """Half-split ("neox") rotation of the first `2·R` of D elements; the rest passes through.
 
     Inputs: `x [T, heads, D]`, `table [P, 2, R]` (cos, sin for each position), `positions [T]`.
-    With a = x[i], b = x[i + R]: `out[i] = a·cos − b·sin`, `out[i + R] = b·cos + a·sin`, in float32, rounded once.
+    With a = x[i], b = x[i + R]: `out[i] = a·cos − b·sin`, `out[i + R] = b·cos + a·sin`, in float32,
+    rounded once.
     """
 
     dtype: DType

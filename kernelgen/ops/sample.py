@@ -14,7 +14,8 @@ _MASK = 0xFFFFFFFF
 
 
 def murmur3_word(seed: int, position: int, token: int) -> int:
-    """MurmurHash3-x86-32 (hash seed 0) of the 16 bytes (int64 seed, int32 position, uint32 token)."""
+    """MurmurHash3-x86-32 (hash seed 0) of the 16 bytes (int64 seed, int32 position, uint32
+    token)."""
     h = 0
     for word in (seed & _MASK, (seed >> 32) & _MASK, position & _MASK, token & _MASK):
         k = word * 0xCC9E2D51 & _MASK
@@ -39,9 +40,11 @@ def gumbel(word: int) -> float:
 
 @dataclass(frozen=True)
 class Sample(Op):
-    """Token id for each logit row. Inputs: logits `[B, vocabulary]` and the step's sampling fields `[B]`.
+    """Token id for each logit row. Inputs: logits `[B, vocabulary]` and the step's sampling fields
+    `[B]`.
 
-    Temperature 0 is argmax, ties to the lowest id; else logits ÷ temperature, top-k, top-p (smallest set whose mass reaches p),
+    Temperature 0 is argmax, ties to the lowest id; else logits ÷ temperature, top-k, top-p
+    (smallest set whose mass reaches p),
     then argmax of logit + noise keyed by (seed, position, token).
     """
 

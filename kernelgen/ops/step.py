@@ -8,7 +8,8 @@ from typing import Any
 
 @dataclass
 class DenseCache:
-    """Keys and values of every request of the step, without pages: what `CacheWrite` and `Attention` mean."""
+    """Keys and values of every request of the step, without pages: what `CacheWrite` and
+    `Attention` mean."""
 
     keys: list[Any]
     """one tensor `[tokens, kv_heads, head_dim]` for each request row"""

@@ -1,4 +1,5 @@
-"""Owns views: a part of each row seen with another shape. Never a kernel, always index arithmetic."""
+"""Owns views: a part of each row seen with another shape. Never a kernel, always index
+arithmetic."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from kernelgen.ir.types import Sizes, Type
 
 @dataclass(frozen=True)
 class View(Op):
-    """Elements `offset … offset + prod(row)` of each flattened row, seen as `row`: reshape and split in one."""
+    """Elements `offset … offset + prod(row)` of each flattened row, seen as `row`: reshape and
+    split in one."""
 
     row: tuple[int, ...]
     offset: int = 0

@@ -57,7 +57,8 @@ class Kernel:
         return tuple(node.name for node in self.match.region.nodes)
 
     def launch_sizes(self, sizes: Sizes) -> Sizes:
-        """What a grid has to cover: as many logit rows as a step may ask for, where they are counted."""
+        """What a grid has to cover: as many logit rows as a step may ask for, where they are
+        counted."""
         region = self.match.region
         names = (*region.inputs, *region.outputs)
         counts_rows = any(region.value(name).type.leading is Dim.B for name in names)

@@ -77,7 +77,8 @@ class Planner:
     def _sizes(self, block: int, sizes: Sizes) -> Sizes:
         """The sizes that a block is priced at.
 
-        A GPU's grids are fixed with the plan: where logit rows are counted they hold the most that a
+        A GPU's grids are fixed with the plan: where logit rows are counted they hold the most that
+        a
         step may ask for. On the CPU the rows of the step decide, and it usually asks one a request.
         """
         counts_rows = any(v.type.leading is Dim.B for v in self.graph.blocks[block].values)

@@ -158,7 +158,8 @@ class BlockSearch:
 
 
 def _tie(cut: Cut) -> float:
-    """Of two cuts that arithmetic makes equally slow the one that moves less wins: a nanosecond a gigabyte."""
+    """Of two cuts that arithmetic makes equally slow the one that moves less wins: a nanosecond
+    a gigabyte."""
     return cut.price.bytes * 1e-12
 
 

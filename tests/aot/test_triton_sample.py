@@ -125,6 +125,16 @@ def test_rows_that_keep_more_than_the_list_holds(monkeypatch: pytest.MonkeyPatch
     assert not trial(1000, "sample", tile, wanted).problems()
 
 
+@pytest.mark.parametrize(
+    "kept", [{"top_k": 1}, {"top_k": 2}, {"top_p": 0.004}, {"top_k": 9, "top_p": 0.3}]
+)
+def test_not_one_more_is_kept(kept: dict[str, Any]) -> None:
+    """Logits so flat that a token too many, or too few, would soon be seen."""
+    wanted = [Sampling(9.0, seed=i, **kept) for i in range(16)]
+    tile = {"columns": 256, "parts": 2, "warps": 4}
+    assert not trial(500, "sample", tile, wanted).problems()
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_ties_go_to_the_lowest_ids(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     from kernelgen.codegen.triton import sample

@@ -1,4 +1,5 @@
-"""Every architecture built for this machine and run: recorded logits, and equal bits however fed."""
+"""Every architecture built for this machine and run: recorded logits, and equal bits however
+fed."""
 
 from __future__ import annotations
 

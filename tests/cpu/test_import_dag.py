@@ -40,7 +40,11 @@ TABLE = {
     "planner": Row("core hw spec ir ops tables"),
     "codegen": Row("core hw spec ir ops tables planner", outside="jinja2"),
     "compile": Row("core hw codegen", lazy="triton"),  # in the processes that it starts
-    "verify": Row(f"{_SEMANTICS} archs compile", outside="numpy", lazy="torch tvm_ffi safetensors"),
+    "verify": Row(
+        f"{_SEMANTICS} archs compile",
+        outside="numpy",
+        lazy="torch tvm_ffi safetensors triton",  # triton: its interpreter, in tests of kernels
+    ),
     "tune": Row(f"{_PLAN} archs codegen compile verify", lazy="torch tvm_ffi"),
     "pack": Row("core spec planner compile tables"),
     "report": Row(f"{_PLAN} codegen compile verify tune pack", outside="rich"),

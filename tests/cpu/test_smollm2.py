@@ -1,4 +1,5 @@
-"""The real small model, built and run: recorded logits, greedy ids, one answer, memory, rebuilds."""
+"""The real small model, built and run: recorded logits, greedy ids, one answer, memory,
+rebuilds."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ def build(
     json: Json = False,
 ) -> None:
     """Compile MODEL into one wheel and a readable build folder."""
-    from kernelgen.cli.model import resolve
     from kernelgen.cli.building import build_model
+    from kernelgen.cli.model import resolve
     from kernelgen.hw import default_note
 
     targets = list(dict.fromkeys(target or ["cpu"]))

@@ -27,9 +27,9 @@ def demo(
     json: Json = False,
 ) -> None:
     """Build a small real model for this machine and ask it a question."""
+    from kernelgen.cli.building import build_model
     from kernelgen.cli.demo_model import demo_build_dir, demo_checkpoint
     from kernelgen.cli.model import resolve
-    from kernelgen.cli.building import build_model
 
     if weights is None:
         weights, origin = demo_checkpoint()

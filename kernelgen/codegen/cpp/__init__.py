@@ -1,1 +1,2 @@
-"""Owns C++ generation for the CPU target: expressions, row programs, kernels and the step program."""
+"""Owns C++ generation for the CPU target: expressions, row programs, kernels and the step
+program."""

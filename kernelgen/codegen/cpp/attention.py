@@ -1,4 +1,5 @@
-"""Owns the C++ of attention: printed query preparation and (in decode) the insert of new keys and values."""
+"""Owns the C++ of attention: printed query preparation and (in decode) the insert of new keys
+and values."""
 
 from __future__ import annotations
 
@@ -37,5 +38,7 @@ def attention_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, A
         "sinks": cpp_name(region.base(roles.anchor.inputs[3])) if op.sinks else "",
         "output": cpp_name(roles.anchor.outputs[0]),
         "query": head_row(region, roles.query, name, row, layouts),
-        "insert": insert_context(region, roles.insert, roles.keys, layouts) if roles.insert else None,
+        "insert": insert_context(region, roles.insert, roles.keys, layouts)
+        if roles.insert
+        else None,
     }

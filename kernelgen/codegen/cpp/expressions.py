@@ -19,7 +19,9 @@ _CALLS = {
     "min": "kg::smaller",
 }
 _TYPES = {FLOAT32: "float", BFLOAT16: "kg::bf16", INT32: "int32_t"}
-_KEYWORDS = frozenset({"float", "int", "auto", "const", "static", "double", "t", "i", "h", "me", "step", "operand"})
+_KEYWORDS = frozenset(
+    {"float", "int", "auto", "const", "static", "double", "t", "i", "h", "me", "step", "operand"}
+)
 
 
 def cpp_type(dtype: DType) -> str:
@@ -53,7 +55,9 @@ def cpp_expr(expr: Expr, inputs: Sequence[str], top: bool = True) -> str:
         return text if top else f"({text})"
     if expr.fn == "neg":
         return f"-{args[0]}" if top else f"(-{args[0]})"
-    plain = [a[1:-1] if a.startswith("(") and a.endswith(")") and _balanced(a[1:-1]) else a for a in args]
+    plain = [
+        a[1:-1] if a.startswith("(") and a.endswith(")") and _balanced(a[1:-1]) else a for a in args
+    ]
     return f"{_CALLS[expr.fn]}({', '.join(plain)})"
 
 

@@ -1,4 +1,5 @@
-"""Owns the step program of the CPU target: plans as tables of launches, weights and buffer places."""
+"""Owns the step program of the CPU target: plans as tables of launches, weights and buffer
+places."""
 
 from __future__ import annotations
 
@@ -22,8 +23,18 @@ _STEP = {
     "sampling": "SAMPLING",
 }
 _PLAIN_FIELDS = (
-    "counts token_ids row_slot row_query_start row_seq_len logit_token logit_row temperature top_p top_k seed"
-).split()
+    "counts",
+    "token_ids",
+    "row_slot",
+    "row_query_start",
+    "row_seq_len",
+    "logit_token",
+    "logit_row",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+)
 
 
 @dataclass
@@ -54,7 +65,9 @@ class _Tables:
     def _line(self, launch: Launch, places: dict[int, int]) -> tuple[Any, ...]:
         refs = tuple(self._ref(o, places) for o in launch.operands)
         layer = "" if launch.layer is None else f"layer {launch.layer} "
-        names = ", ".join(o.name.rpartition(".")[2] if o.kind == "weight" else o.name for o in launch.operands)
+        names = ", ".join(
+            o.name.rpartition(".")[2] if o.kind == "weight" else o.name for o in launch.operands
+        )
         return self.kernel[launch.kernel.name], refs, f"{layer}{launch.kernel.name}({names})"
 
     def _ref(self, operand: Operand, places: dict[int, int]) -> str:

@@ -15,7 +15,8 @@ from kernelgen.planner.network import Region
 def insert_context(
     region: Region, insert: Node, keys: Sequence[Node], layouts: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What `cpp/insert.j2` needs; `keys` are the ops inside the kernel that keys and values depend on."""
+    """What `cpp/insert.j2` needs; `keys` are the ops inside the kernel that keys and values
+    depend on."""
     state, key, value, _rows = insert.inputs
     cache = region.value(state).type
     return {
@@ -33,7 +34,8 @@ def insert_context(
 def head_row(
     region: Region, nodes: Sequence[Node], name: str, target: Place, layouts: Mapping[str, str]
 ) -> list[str]:
-    """Statements that fill `target` with value `name` of token `t`, head `h`, in a scope of their own."""
+    """Statements that fill `target` with value `name` of token `t`, head `h`, in a scope of
+    their own."""
     program = RowProgram(region, "t", layouts, head="h")
     needed = _needed(region, nodes, name)
     for node in needed:

@@ -46,7 +46,8 @@ class Parameter:
 
 
 def kernel_source(kernel: Kernel, layouts: Mapping[str, str], why: tuple[str, ...]) -> KernelSource:
-    """Render one kernel. `layouts`: weight (as named in its block) → layout; `why`: the planner's argument, for the header."""
+    """Render one kernel. `layouts`: weight (as named in its block) → layout; `why`: the
+    planner's argument, for the header."""
     family = kernel.match.family.name
     context = _CONTEXTS[family](kernel, layouts)
     text = render(
@@ -92,7 +93,9 @@ def _parameters(kernel: Kernel) -> list[Parameter]:
             continue
         value = region.value(name)
         if value.role is Role.STATE:
-            found.append(Parameter(index, "const kg::LayerCache", cpp_name(name), "pages of this layer"))
+            found.append(
+                Parameter(index, "const kg::LayerCache", cpp_name(name), "pages of this layer")
+            )
             continue
         const = "" if name in region.outputs else "const "
         note = str(value.type)

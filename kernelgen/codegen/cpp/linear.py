@@ -53,7 +53,9 @@ def _group(region: Region, group: LinearGroup) -> dict[str, Any]:
         "n": n,
         "weights": [cpp_name(w) for w in group.weights],
         "names": [a.name for a in group.anchors],
-        "accumulators": [f"acc{i}" for i in range(len(group.anchors))] if len(group.anchors) > 1 else ["acc"],
+        "accumulators": [f"acc{i}" for i in range(len(group.anchors))]
+        if len(group.anchors) > 1
+        else ["acc"],
         "epilogue": _epilogue(region, group, n),
     }
 
@@ -66,7 +68,9 @@ def _epilogue(region: Region, group: LinearGroup, n: int) -> list[str]:
         out = anchor.outputs[0]
         acc = "acc[i]" if len(group.anchors) == 1 else f"acc{i}[i]"
         names[out] = cpp_name(out)
-        lines.append(f"const float {names[out]}_value = {rounded(acc, region.value(out).type.dtype)};")
+        lines.append(
+            f"const float {names[out]}_value = {rounded(acc, region.value(out).type.dtype)};"
+        )
     for node in group.epilogue:
         assert isinstance(node.op, Pointwise)
         out = node.outputs[0]
@@ -76,7 +80,9 @@ def _epilogue(region: Region, group: LinearGroup, n: int) -> list[str]:
         lines.append(f"const float {names[out]}_value = {text};")
     for out in group.outputs:
         dtype = region.value(out).type.dtype
-        lines.append(f"{names[out]}[(size_t)t * {n} + n0 + i] = {stored(f'{names[out]}_value', dtype)};")
+        lines.append(
+            f"{names[out]}[(size_t)t * {n} + n0 + i] = {stored(f'{names[out]}_value', dtype)};"
+        )
     return lines
 
 
@@ -88,5 +94,9 @@ def _column(region: Region, name: str, made: Mapping[str, str], n: int) -> str:
     value = region.value(base)
     offset = region.network.access[name].offset
     column = f"n0 + i + {offset}" if offset else "n0 + i"
-    at = column if value.role is Role.WEIGHT else f"(size_t)t * {value.type.static_elements} + {column}"
+    at = (
+        column
+        if value.role is Role.WEIGHT
+        else f"(size_t)t * {value.type.static_elements} + {column}"
+    )
     return f"kg::to_float({cpp_name(base)}[{at}])"

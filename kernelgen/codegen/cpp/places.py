@@ -1,4 +1,5 @@
-"""Owns where values lie while a C++ row program runs: typed memory, a local float array, or one number a row."""
+"""Owns where values lie while a C++ row program runs: typed memory, a local float array, or one
+number a row."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class Place:
     text: str
     type: Type
     kind: str = "tensor"
-    """`tensor`, `local` (floats that hold rounded values), `number`, or `packed` (a projection's prepared row)"""
+    """`tensor`, `local` (floats that hold rounded values), `number`, or `packed` (a projection's
+    prepared row)"""
     heads: bool = False
     """whether `[head]` or `head * D` has to be added"""
     whole: bool = True

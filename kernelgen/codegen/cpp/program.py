@@ -1,4 +1,5 @@
-"""Owns the CPU program: from plans to all sources of a library, and what the manifest has to say about them."""
+"""Owns the CPU program: from plans to all sources of a library, and what the manifest has to say
+about them."""
 
 from __future__ import annotations
 
@@ -57,4 +58,3 @@ def cpp_program(plans: Sequence[Plan], vocabulary: int, max_positions: int) -> C
         cache=cache,
         args=args,
     )
-

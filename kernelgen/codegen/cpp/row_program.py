@@ -1,6 +1,7 @@
 """Owns the printing of row programs: row-wise ops as C++ loops over one row (or one head) in cache.
 
-Every value is rounded to its own dtype where its op ends, so that a fused program gives the bits of an unfused one.
+Every value is rounded to its own dtype where its op ends, so that a fused program gives the bits of
+an unfused one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _ROWS = (Role.STREAM, Role.TEMP)
 class RowProgram:
     """Prints nodes one after the other; knows where each value lies.
 
-    `token`: C++ text of the row's number. `head`: set where the whole program runs for one head; otherwise ops on
+    `token`: C++ text of the row's number. `head`: set where the whole program runs for one head;
+    otherwise ops on
     `[rows, heads, D]` get a loop of their own. `layouts`: weight → layout of the build.
     """
 
@@ -50,7 +52,8 @@ class RowProgram:
         return Place(text, type_, base.kind, heads and base.whole, base.whole)
 
     def _outside(self, base: str) -> Place:
-        """Typed memory of an outside value; a pointer to the token's row is declared at first use."""
+        """Typed memory of an outside value; a pointer to the token's row is declared at first
+        use."""
         value = self.region.value(base)
         text = cpp_name(base)
         if value.role in _ROWS:
@@ -78,7 +81,8 @@ class RowProgram:
             raise AssertionError(f"{op.kind} is not a row op")
 
     def _target(self, name: str, target: Place | None) -> Place:
-        """The given place, or a new local array (one head's worth where the program runs for one head)."""
+        """The given place, or a new local array (one head's worth where the program runs for one
+        head)."""
         if target is None:
             type_ = self.region.value(name).type
             single = self.head and len(type_.shape) == 3
@@ -130,7 +134,11 @@ class RowProgram:
     def _rope(self, node: Node, target: Place | None) -> None:
         x, table, positions = node.inputs
         type_ = self.region.value(node.outputs[0]).type
-        half, width, head = self.region.value(table).type.row_width, type_.row_width, self._head(type_)
+        half, width, head = (
+            self.region.value(table).type.row_width,
+            type_.row_width,
+            self._head(type_),
+        )
         source, where = self.place(x), self._target(node.outputs[0], target)
         cos = f"{cpp_name(node.outputs[0])}_cos"
         row = f"(size_t){cpp_name(positions)}[{self.token}] * {2 * half}"
@@ -156,7 +164,8 @@ class RowProgram:
         where = self._target(node.outputs[0], target)
         packed = "true" if self.layouts.get(self.region.base(table)) == "panel" else "false"
         row = f"{cpp_name(node.outputs[0])}_row"
-        kind = f"kg::TableRow<{cpp_type(source.dtype)}, {packed}, {source.shape[0]}, {source.row_width}>"
+        sizes = f"{source.shape[0]}, {source.row_width}"
+        kind = f"kg::TableRow<{cpp_type(source.dtype)}, {packed}, {sizes}>"
         self.lines.append(f"const {kind} {row}({cpp_name(table)}, {cpp_name(ids)}[{self.token}]);")
         self.lines.append(
             f"for (int i = 0; i < {type_.row_width}; ++i) {where.store('i', '', f'{row}[i]')}"

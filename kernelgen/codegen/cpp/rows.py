@@ -1,4 +1,5 @@
-"""Owns the C++ of row kernels: every token row decided by itself, all of it in one loop over tokens."""
+"""Owns the C++ of row kernels: every token row decided by itself, all of it in one loop over
+tokens."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def rows_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _loop_nodes(region: Region, inserts: Sequence[Node]) -> list[Node]:
-    """Row ops whose results leave the kernel, and what they depend on; the inserts compute their own."""
+    """Row ops whose results leave the kernel, and what they depend on; the inserts compute their
+    own."""
     wanted, found = set(region.outputs), []
     for node in reversed(region.nodes):
         if node not in inserts and node.outputs[0] in wanted:
@@ -43,7 +45,8 @@ def _loop_nodes(region: Region, inserts: Sequence[Node]) -> list[Node]:
 
 
 def _stored_place(region: Region, node: Node) -> Place | None:
-    """Typed memory for a value that leaves the kernel and is not read inside it; others stay local."""
+    """Typed memory for a value that leaves the kernel and is not read inside it; others stay
+    local."""
     out = node.outputs[0]
     if out not in region.outputs or isinstance(node.op, RowReduce):
         return None
@@ -63,4 +66,6 @@ def _store_number(program: RowProgram, node: Node) -> None:
     if count == 1:
         program.lines.append(f"{name}[t] = {local};")
     else:
-        program.lines.append(f"for (int h = 0; h < {count}; ++h) {name}[(size_t)t * {count} + h] = {local}[h];")
+        program.lines.append(
+            f"for (int h = 0; h < {count}; ++h) {name}[(size_t)t * {count} + h] = {local}[h];"
+        )

@@ -16,8 +16,8 @@ from kernelgen.codegen.cuda.launches import (
 )
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.weights import BoundWeight
-from kernelgen.planner.caches import CacheSchema
 from kernelgen.ir.types import Sizes
+from kernelgen.planner.caches import CacheSchema
 from kernelgen.planner.plan import COUNTERS, SCRATCH
 from kernelgen.planner.plan import Operand as Given
 

@@ -27,7 +27,8 @@ PANEL = 32
 
 @dataclass(frozen=True)
 class CppFamily:
-    """One C++ template. All of them handle any number of rows, so their text does not depend on the size."""
+    """One C++ template. All of them handle any number of rows, so their text does not depend on
+    the size."""
 
     name: str
     roles: Callable[[Region, str], Any]
@@ -53,7 +54,12 @@ class CppFamily:
             choice={},
             verdict="modelled",
             scratch_bytes=self.scratch_bytes(match.region, match.roles, sizes),
-            limits=("memory" if moved / device.read_gb_s > flops / device.tflops_for(_math_dtype(match.region)) / 1e3 else "arithmetic",),
+            limits=(
+                "memory"
+                if moved / device.read_gb_s
+                > flops / device.tflops_for(_math_dtype(match.region)) / 1e3
+                else "arithmetic",
+            ),
         )
 
 
@@ -70,7 +76,8 @@ def _linear_layouts(roles: LinearRoles) -> dict[str, str]:
 
 
 def _linear_scratch(region: Region, roles: LinearRoles, sizes: Sizes) -> int:
-    """Prepared activation rows: float32 at most, an odd number of cache lines each (lib/linear.h)."""
+    """Prepared activation rows: float32 at most, an odd number of cache lines each
+    (lib/linear.h)."""
     x = region.value(roles.x).type
     rows = x.elements(sizes.capacity) // x.row_width
     lines = -(-4 * (roles.k + roles.k % 2) // 64) | 1
