@@ -1,9 +1,10 @@
-"""Owns the whole-step figures of a GPU build: decode at several batches, prefill, and the replay of each graph alone.
+"""Owns the whole-step figures of a GPU build: decode at several batches, and prefill.
 
-    python bench/decode_gpu.py BUILD [--batches 1,8,32,64] [--prompt 128] [--tokens 64] [--json FILE]
+    python bench/decode_gpu.py BUILD [--batches 1,8,32,64] [--prompt 128] [--tokens 64] [--json F]
 
-Weights are made up on the device, prompts are random, decoding is greedy; sampling and the runtime's own work are included. It
-needs the runtime alone (`PYTHONPATH=runtime`), torch, numpy and apache-tvm-ffi.
+Weights are made up on the device, prompts are random, decoding is greedy; sampling and the
+runtime's own work are included. It needs the runtime alone (`PYTHONPATH=runtime`), torch, numpy
+and apache-tvm-ffi.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def seconds(llm: LLM, prompts: list[list[int]], tokens: int) -> float:
 
 
 def measure(llm: LLM, batch: int, prompt: int, tokens: int) -> dict[str, Any]:
-    """Median and spread of ROUNDS: ms a decode step, and ms until the first token of all prompts."""
+    """Median and spread: ms a decode step, and ms until all prompts have their first token."""
     rng = np.random.default_rng(batch)
     rows = [rng.integers(0, llm.manifest.vocab, prompt).tolist() for _ in range(batch)]
     seconds(llm, rows, 4)
@@ -56,6 +57,7 @@ def read_tb_s() -> float:
     while time.perf_counter() < stop:
         torch.mm(square, square)
         torch.cuda.synchronize()
+    data.sum()
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(10):

@@ -29,9 +29,10 @@ from kernelgen.compile.isa import machine_isas
 from kernelgen.compile.store import Store
 from kernelgen.compile.toolchain import find_toolchain
 from kernelgen.compile.units import Blob
-from kernelgen.core.files import staged_folder, write_tree
+from kernelgen.core.errors import UsageError
+from kernelgen.core.files import explain_os_errors, staged_folder, write_tree
 from kernelgen.hw import Device, parse_target
-from kernelgen.pack.bundle import pack
+from kernelgen.pack.bundle import MANIFEST, pack, package_name
 
 if TYPE_CHECKING:
     from kernelgen.compile.triton import CompiledKernel
@@ -93,12 +94,14 @@ def build_model(
     `isas` are the instruction sets that the CPU target is compiled for, best first.
     """
     started = time.perf_counter()
+    folder = out / source.name
+    package_name(source.name)
+    _refuse_other_content(folder)
     build = _Build(lowered(source, dtype), fusion, tuple(isas), Store(), jobs, progress)
     devices = [parse_target(target) for target in targets]
     with build.store.session():
         made = [_target(build, device) for device in devices]
-        build.files["manifest.json"] = _json(_manifest(source, build.model, dtype, made))
-        folder = out / source.name
+        build.files[MANIFEST] = _json(_manifest(source, build.model, dtype, made))
         with staged_folder(folder) as stage:
             write_tree(stage, build.files)
     wheel = pack(folder, out)
@@ -108,6 +111,20 @@ def build_model(
         seconds=time.perf_counter() - started,
         steps=len(build.steps),
         cached=sum(1 for step in build.steps if step.cached),
+    )
+
+
+def _refuse_other_content(folder: Path) -> None:
+    """A build replaces an earlier build, never another folder: it may hold the checkpoint."""
+    with explain_os_errors(folder):
+        if not folder.exists():
+            return
+        if folder.is_dir() and ((folder / MANIFEST).is_file() or not any(folder.iterdir())):
+            return
+    raise UsageError(
+        "is in the way: it is no earlier build, and a build would replace it",
+        where=str(folder),
+        hint="choose another --out",
     )
 
 

@@ -102,7 +102,7 @@ def package_name(name: str) -> str:
     if not package.isidentifier() or keyword.iskeyword(package) or package in _TAKEN:
         raise UsageError(
             f"a package cannot be called {quote(package)} (from the name {quote(name)})",
-            hint="build with another --name",
+            hint="the name is that of the checkpoint's folder or file: rename it",
         )
     return package
 

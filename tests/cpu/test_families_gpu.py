@@ -47,7 +47,8 @@ def planned(
 ) -> Plan:
     """A plan of an architecture's smallest config, or of a shape."""
     graph = tiny_graph(model) if isinstance(model, str) else decoder(model)
-    return Planner(graph, device, device.target, catalogue(device), fusion).plan(phase, size)
+    families = catalogue(device, Tables(Path("no rows")))  # what the model alone says
+    return Planner(graph, device, device.target, families, fusion).plan(phase, size)
 
 
 def in_layer(plan: Plan, layer: int = 0) -> list[Launch]:

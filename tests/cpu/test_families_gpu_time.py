@@ -160,7 +160,7 @@ def test_many_row_products_reach_what_the_library_does(t: int, n: int, k: int, u
 
 def attention(b: int, n: int) -> DecodeProblem:
     moved = b * n * 2 * 8 * 128 * 2 + 2 * b * 32 * 128 * 2
-    return DecodeProblem(b, 32, 8, 128, 16, n, 1, 0, True, moved, b * n * 32 * 4 * 128)
+    return DecodeProblem(b, 32, 8, 128, 16, n, False, 1, 0, True, moved, b * n * 32 * 4 * 128)
 
 
 def test_decode_attention_alone() -> None:
@@ -182,7 +182,7 @@ def test_prompt_attention_lies_between_the_public_kernels() -> None:
     t = 8192
     pairs = t * (t + 1) // 2
     found = prefill(
-        PrefillProblem(t, 32, 8, 128, 16, pairs, t, False, 0, 0, 4 * t * 4096, pairs * 32 * 512),
+        PrefillProblem(t, 32, 8, 128, 16, pairs, t, False, True, 4 * t * 4096, pairs * 32 * 512),
         H200,
     )
     assert 927 < in_a_step(found) < 1730
