@@ -56,7 +56,9 @@ class Peer:
     def __init__(self, dtype: str, weights: str, threads: int) -> None:
         import torch
         from transformers import AutoModelForCausalLM
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         torch.set_num_threads(threads)
         self.model = AutoModelForCausalLM.from_pretrained(weights, dtype=getattr(torch, dtype))
         self.model.eval()

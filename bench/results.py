@@ -120,9 +120,23 @@ def write_record(
     path = HERE / "records" / "smollm2_cpu.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
-    page = HERE / "RESULTS.md"
-    begin, end = "<!-- smollm2_cpu -->", "<!-- end of smollm2_cpu -->"
-    whole = page.read_text()
-    before, _, rest = whole.partition(begin)
-    after = rest.partition(end)[2]
-    page.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    put(HERE / "RESULTS.md", "smollm2_cpu", text)
+    put(HERE.parent / "README.md", "figures", "\n".join(short_table(engines)))
+
+
+def short_table(engines: Sequence[Measured]) -> list[str]:
+    """The medians that a reader sees first: ours on the best instruction set, and the peer."""
+    by_name = {engine.name: engine for engine in engines}
+    columns = (engines[0], by_name[NARROW], by_name[WIDE])
+    rows = [
+        (f"{case}, tokens/s", *(f"{engine.speed[case].median:.0f}" for engine in columns))
+        for case in engines[0].speed
+    ]
+    return table(("", "kernelgen bfloat16", NARROW, WIDE), rows)
+
+
+def put(page: Path, mark: str, text: str) -> None:
+    """Replaces what stands between two marks of a page."""
+    begin, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}")

@@ -5,8 +5,8 @@
 WEIGHTS is a checkpoint folder (`python tests/oracle/make_smollm2.py DIR` writes one). Every round
 runs each case once with each engine, one after the other, so that whatever else the machine does
 hits all of them; rounds go on until every series is steady or the budget of seconds is spent.
-`--record` writes `records/smollm2_cpu.json` and the tables in RESULTS.md. The exit code is 1 where
-a goal is missed.
+`--record` writes `records/smollm2_cpu.json` and the tables in RESULTS.md and README.md. The exit
+code is 1 where a goal is missed.
 """
 
 from __future__ import annotations
@@ -122,7 +122,6 @@ def isas_of(build: Path) -> list[str]:
 
 def measured(build: Path, weights: str, threads: int, budget: float) -> list[Engine]:
     """Rounds of all engines until all series are steady or the budget is spent."""
-    began = time.perf_counter()
     with ExitStack() as stack:
         isas = isas_of(build)
         engines = [
@@ -132,6 +131,7 @@ def measured(build: Path, weights: str, threads: int, budget: float) -> list[Eng
         for dtype in ("bfloat16", "float32"):
             name = f"transformers {dtype}"
             engines.append(start(stack, name, "peer", dtype, weights, str(threads)))
+        began = time.perf_counter()
         while True:
             for case in CASES:
                 for engine in engines:

@@ -4,10 +4,20 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
 
 from .errors import KernelgenRuntimeError, shown
 
 INTERRUPTED = 5
+
+
+class _Parser(argparse.ArgumentParser):
+    """A mistake is one line here as everywhere else, without the list of options above it."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the line and exit with the code of a usage error."""
+        self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
 
 
 def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
@@ -42,9 +52,9 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
 
 def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of every option."""
-    parser = argparse.ArgumentParser(
-        prog="kernelgen_runtime", description="Run a model that kernelgen built."
-    )
+    program = Path(sys.argv[0])  # kernelgen, the script of a wheel, or a package's __main__.py
+    name = program.parent.name if program.name == "__main__.py" else program.name
+    parser = _Parser(prog=name, description="Run a model that kernelgen built.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="generate text and show how fast it went")
     logits = commands.add_parser("logits", help="write the logits of recorded cases")

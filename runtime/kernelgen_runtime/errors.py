@@ -17,6 +17,12 @@ class ArtifactError(KernelgenRuntimeError):
     exit_code = 3
 
 
+class NoArtifactError(ArtifactError):
+    """The path that was given holds no build: a mistake of the command line."""
+
+    exit_code = 2
+
+
 class UnsupportedCpuError(KernelgenRuntimeError):
     """This processor lacks the instructions that every library of the artifact needs."""
 

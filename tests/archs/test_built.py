@@ -1,5 +1,4 @@
-"""Every architecture built for this machine and run: recorded logits, and equal bits however
-fed."""
+"""Every architecture built and run here: recorded logits, and equal bits however it is fed."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from conftest import ENTRY_POINT, HERE, Subject, folders, subject_of
 from kernelgen_runtime import LLM, SamplingParams
+from kernelgen_runtime.sample.reference import sample
 from kernelgen_runtime.scoring import Case
 from model_builds import build, this_isa
 
@@ -142,6 +142,30 @@ def test_the_step_chooses_the_recorded_ids(built: Built) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     outputs = built.fused.generate([case.prompt_ids for case in built.inputs], params)
     assert [o.token_ids for o in outputs] == [case.fed_ids for case in built.inputs]
+
+
+# Off, each filter by itself, both; the seed differs for every row of the batch.
+SAMPLING = [(0.7, 0, 1.0), (1.0, 12, 1.0), (1.2, 0, 0.8), (0.9, 40, 0.9)]
+
+
+def test_the_step_samples_what_the_reference_samples(built: Built) -> None:
+    """Ids drawn inside the step against the law in NumPy, on the logits of the same positions."""
+    prompts = [list(built.inputs[-1].prompt_ids[: 5 + row]) for row in range(len(SAMPLING))]
+    params = [
+        SamplingParams(
+            temperature=t, top_k=k, top_p=p, seed=2**40 + row, max_tokens=12, ignore_eos=True
+        )
+        for row, (t, k, p) in enumerate(SAMPLING)
+    ]
+    outputs = built.fused.generate(prompts, params)
+    assert outputs[0].token_ids != outputs[1].token_ids
+    for prompt, given, output in zip(prompts, params, outputs, strict=True):
+        score = built.fused.score([Case(tuple(prompt), output.token_ids)])[0]
+        for step, (row, chosen) in enumerate(
+            zip(rows(score)[len(prompt) - 1 :], output.token_ids, strict=False)
+        ):
+            at, law = len(prompt) + step, (given.temperature, given.top_k, given.top_p, given.seed)
+            assert sample(row, at, *law) == chosen, (given, step)
 
 
 def test_every_library_of_this_machine(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,6 +209,31 @@ def test_names_of_files_are_plain(text: str, name: str) -> None:
     assert plain_name(text) == name
 
 
+def test_a_build_replaces_no_folder_but_an_earlier_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`build NAME --out .` beside the checkpoint NAME must not take its place."""
+    folder = tmp_path / "precious"
+    folder.mkdir()
+    config = builtin_models()[MODEL].read_text()
+    (folder / "config.json").write_text(config)
+    code, _, err = call(capsys, "build", str(folder), "--out", str(tmp_path))
+    assert code == 2 and f"{folder}: is in the way" in err and err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+    assert (folder / "config.json").read_text() == config
+
+
+def test_a_name_that_no_package_can_have_is_refused_before_the_build(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "config.json").write_text(builtin_models()[MODEL].read_text())
+    code, _, err = call(capsys, "build", str(folder), "--out", str(tmp_path / "out"))
+    assert code == 2 and "cannot be called 'torch'" in err and "rename it" in err
+    assert not (tmp_path / "out").exists()
+
+
 def test_models_lists_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "models", "--json")
     by_name = {model["name"]: model for model in json.loads(out)}

@@ -158,7 +158,7 @@ def test_logits(built: Path, weights: Path, tmp_path: Path, extra: tuple[Any, ..
 @pytest.mark.parametrize(
     ("options", "code", "word"),
     [
-        (("run", "{tmp}/x", "--weights", "random", "--prompt", "a"), 3, "no such file"),
+        (("run", "{tmp}/x", "--weights", "random", "--prompt", "a"), 2, "no such file"),
         (("run", "{built}", "--weights", "{tmp}/x", "--prompt", "a"), 2, "no such checkpoint"),
         (("run", "{built}", "--weights", "random", "--prompt-ids", "1,x"), 2, "--prompt-ids"),
         (
@@ -206,6 +206,25 @@ def test_one_line_and_a_code_for_every_mistake(
     error = capsys.readouterr().err
     assert error.startswith("error: ") and word in error and "Traceback" not in error
     assert error.count("\n") <= 3
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        (("run", "x", "--weights", "w"), "--prompt"),
+        (("run", "x", "--prompt", "a"), "--weights"),
+        (("run", "x", "--weights", "w", "--prompt", "a", "--max-tokens", "many"), "'many'"),
+        ((), "COMMAND"),
+    ],
+)
+def test_wrong_options_are_one_line(
+    options: tuple[str, ...], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(options)
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and word in error and error.endswith(" --help`\n")
+    assert error.startswith("error: ") and error.count("\n") == 1
 
 
 def test_a_gpu_artifact_without_a_gpu(

@@ -114,6 +114,8 @@ def test_tokenizer_file(tmp_path: Path) -> None:
     assert tokenizer.decode([1, 2, 3]) == "hello world"
     assert tokenizer.decode([1, 2], skip_special_tokens=False) == "<s> hello"
     assert tokenizer.decode([999_999]) == ""
+    with pytest.raises(TextError, match="is not UTF-8 text"):
+        tokenizer.encode("a\udcff", add_special_tokens=True)
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"model": 7}', "\0\1", "{" * 10_000])

@@ -67,6 +67,9 @@ class TorchLibrary:
         counts = self._field(args, "counts").long()
         token = torch.arange(plan["size"], device=args.device)
         starts, slots = (self._field(args, n).long() for n in ("row_query_start", "row_slot"))
+        # Only the used prefix of a field is written: what lies behind the rows of the step is old.
+        beyond = torch.arange(len(starts), device=args.device) > counts[1]
+        starts = torch.where(beyond, args.numel(), starts)
         row = (torch.searchsorted(starts, token, right=True) - 1).clamp(0, len(slots) - 1)
         lengths = self._field(args, "row_seq_len").long()
         is_token = (token < counts[0]) & (slots[row] >= 0)

@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from ..errors import ArtifactError, shown
+from ..errors import ArtifactError, NoArtifactError, shown
 from .manifest import Library, Manifest
 from .read import MAX_MANIFEST_BYTES, read_manifests
 
@@ -46,12 +46,12 @@ def open_artifact(path: str | Path) -> Artifact:
     if (path / _MANIFEST).is_file():
         return Artifact(read_manifests(path / _MANIFEST), path)
     if not path.exists():
-        raise ArtifactError(f"{path}: no such file or folder")
+        raise NoArtifactError(f"{path}: no such file or folder")
     if path.is_file():
-        raise ArtifactError(f"{path}: neither a folder nor a .whl file")
+        raise NoArtifactError(f"{path}: neither a folder nor a .whl file")
     near = sorted(p.parent.name for p in path.glob(f"*/{_MANIFEST}"))[:5]
     hint = f"; did you mean {', '.join(str(path / name) for name in near)}?" if near else ""
-    raise ArtifactError(f"{path}: holds no {_MANIFEST}{hint}")
+    raise NoArtifactError(f"{path}: holds no {_MANIFEST}{hint}")
 
 
 def _open_wheel(path: Path) -> Artifact:

@@ -80,7 +80,7 @@ def prompt_ids(llm: LLM, options: argparse.Namespace) -> list[int]:
             ) from None
     if llm.folder is None:
         # Made-up weights answer nonsense: bytes as ids give a prompt of the right length.
-        return [byte % llm.manifest.vocab for byte in options.prompt.encode()]
+        return [byte % llm.manifest.vocab for byte in options.prompt.encode(errors="replace")]
     if options.raw or llm.chat_template is None:
         return llm.tokenizer.encode(options.prompt, add_special_tokens=True)
     return llm.chat_ids([{"role": "user", "content": options.prompt}])

@@ -29,9 +29,13 @@ class TextTokenizer:
         self._tokenizer.no_padding()
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Return the ids of `text`. Raises TextError where it is absurdly long."""
+        """Return the ids of `text`. Raises TextError where it is absurdly long or no Unicode."""
         if len(text) > MAX_PROMPT_CHARACTERS:
             raise TextError(f"prompt of {len(text)} characters, at most {MAX_PROMPT_CHARACTERS}")
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # a lone surrogate: how Python shows bytes of a command line
+            raise TextError("prompt: is not UTF-8 text") from None
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
