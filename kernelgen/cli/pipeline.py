@@ -9,14 +9,17 @@ from kernelgen.archs.registry import find_architecture
 from kernelgen.cli.model import ModelSource
 from kernelgen.codegen.families import catalogue
 from kernelgen.core.dtypes import dtype as dtype_named
+from kernelgen.core.errors import ProblemList
 from kernelgen.hw import Device, parse_target
 from kernelgen.ir.graph import Graph
 from kernelgen.planner.plan import Plan
-from kernelgen.planner.planner import Planner
+from kernelgen.planner.planner import DEFAULT_CONTEXT, Planner
 from kernelgen.spec.model import ModelSpec
 
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MIXED_SIZES = (128, 512, 2048, 8192)
+LARGEST_SIZE = 1 << 20
+"""requests or tokens that a plan may be asked for: far beyond any device, before times overflow"""
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,23 @@ def plan_model(
     *,
     phase: str,
     size: int,
-    context: int = 1024,
+    context: int | None = None,
     fusion: bool = True,
     dtype: str = "bfloat16",
 ) -> Plan:
     """The plan of one phase at one size; imports neither torch nor triton."""
     device = parse_target(target)
-    graph = lowered(source, dtype).graph
+    model = lowered(source, dtype)
+    graph = model.graph
+    problems = ProblemList("plan")
+    if size > LARGEST_SIZE:
+        problems.add(f"size is {size}", allowed=f"1 to {LARGEST_SIZE}")
+    most = model.spec.max_positions
+    if context is None:
+        context = min(DEFAULT_CONTEXT, most)
+    elif context > most:
+        problems.add(f"context is {context}", allowed=f"1 to {most}")
+    problems.raise_if_any()
     planner = Planner(graph, device, device.target, catalogue(device), fusion, context)
     return planner.plan(phase, size)
 

@@ -32,7 +32,10 @@ def plan(
     tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens of a mixed step. [512]", show_default=False)
     ] = None,
-    context: Annotated[int, typer.Option(min=1, help="Cache entries each request reads.")] = 1024,
+    context: Annotated[
+        int | None,
+        typer.Option(min=1, help="Cache entries each request reads. [1024]", show_default=False),
+    ] = None,
     fusion: Fusion = Switch.ON,
     dtype: Dtype = Activations.BFLOAT16,
     explain: Annotated[
