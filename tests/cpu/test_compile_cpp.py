@@ -222,6 +222,8 @@ def test_interrupt_kills_children_and_keeps_the_store(store: Store, tmp_path: Pa
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A suite that runs in the background hands down that interrupts are to be ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert child.stdout is not None
     assert {child.stdout.readline() for _ in range(2)} == {"k0.cpp avx2\n", "k1.cpp avx2\n"}

@@ -26,6 +26,11 @@ def model(tmp_path: Path) -> Path:
     return write(tmp_path / "model", small_config())
 
 
+def listen() -> None:
+    """A suite that runs in the background hands down that interrupts are to be ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def wheels(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.whl"))
 
@@ -57,7 +62,11 @@ def test_an_interrupted_build_leaves_a_valid_cache(
     cache = {"KERNELGEN_CACHE": str(tmp_path / "cache")}
     argv = [sys.executable, "-m", "kernelgen", "build", str(model), "--out", str(out), "-j", "1"]
     child = subprocess.Popen(
-        argv, env=environment(CXX=slow, **cache), stderr=subprocess.PIPE, text=True
+        argv,
+        env=environment(CXX=slow, **cache),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=listen,
     )
     while not log.exists() or len(log.read_text().split()) < 4:
         assert child.poll() is None
