@@ -69,7 +69,7 @@ def _read_wheel(path: Path) -> Contents:
         try:
             with zipfile.ZipFile(path) as archive:
                 members = dict(_members(archive, str(path)))
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError):
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError):
             raise UsageError("is not a readable wheel", where=str(path)) from None
     _check_record(str(path), members)
     tops = [name.split("/")[0] for name in members if name.count("/") == 1]

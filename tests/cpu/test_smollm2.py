@@ -19,13 +19,12 @@ from model_builds import environment, this_isa
 from kernelgen.verify.model_cases import Case as Recorded
 from kernelgen.verify.model_cases import read_cases
 
-# Fixed before the first run. float32: of contracts.md. bfloat16: transformers' own bfloat16 run is
-# 1.63 off its float32 run on this prompt; ours has to be clearly better than that.
+# float32: of contracts.md. bfloat16: transformers' own bfloat16 run is 1.63 off its float32 run on
+# this prompt; ours has to be clearly better than that. It was chosen when an early build had shown
+# 0.61 (and one with a bfloat16 stream 1.75): it guards what was reached, it did not predict it.
 BOUND = {"float32": 5e-3, "bfloat16": 1.0}
 SLACK_BYTES = 400 * 10**6
 REBUILD_SECONDS = 3.0
-
-pytestmark = pytest.mark.row("R-043")
 
 
 @pytest.fixture(scope="module")
