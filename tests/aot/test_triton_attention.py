@@ -19,7 +19,7 @@ from kernelgen.planner.network import Region
 from kernelgen.verify.scenario import Scenario, scenarios
 
 W = 20
-DECODE = {"tokens": 32, "splits": 1, "stages": 2, "warps": 4}
+DECODE = {"tokens": 32, "splits": 1, "least": 32, "stages": 2, "warps": 4}
 PREFILL = {"rows": 32, "tokens": 32, "stages": 2, "warps": 1}
 SHAPES = (
     Shape(),
@@ -57,7 +57,7 @@ def test_window_edge(history: int) -> None:
     """The window's last entry is seen, the one before it is not: pages below it hold NaN."""
     shape = Shape(2, 1, 32, window=W, sinks=True, dtype=FLOAT32)
     decode = steps("decode", (history, 1), (0, 1))
-    assert not _problems(shape, "decode", decode, {**DECODE, "tokens": 16, "splits": 2})
+    assert not _problems(shape, "decode", decode, {**DECODE, "tokens": 16, "splits": 2, "least": 16})
     chunk = steps("mixed", (history, 3), (0, W + 1))
     assert not _problems(shape, "mixed", chunk, {**PREFILL, "rows": 16, "tokens": 16})
 
@@ -70,12 +70,14 @@ def test_window_of_one() -> None:
     assert not _problems(shape, "mixed", steps("mixed", (37, 4)), {**PREFILL, "rows": 16})
 
 
+@pytest.mark.parametrize("least", [16, 64])
 @pytest.mark.parametrize("splits", [2, 5, 16])
-def test_splits_with_and_without_work(splits: int) -> None:
+def test_splits_with_and_without_work(splits: int, least: int) -> None:
     """Lengths that fill one split, some, and all of them; the merge takes two chunks of eight."""
     shape = Shape(2, 1, 32, dtype=FLOAT32)
     scenario = steps("decode", (300, 1), (16, 1), (0, 1), (255, 1))
-    assert not _problems(shape, "decode", scenario, {**DECODE, "tokens": 16, "splits": splits})
+    choice = {**DECODE, "tokens": 16, "splits": splits, "least": least}
+    assert not _problems(shape, "decode", scenario, choice)
 
 
 def test_padding_rows_are_zeroed_and_requests_without_a_token_are_passed_over() -> None:

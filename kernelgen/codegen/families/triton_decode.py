@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kernelgen.codegen.families.roles import AttentionRoles, attention_roles
@@ -14,7 +14,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_choice import Best, Tile, best, masked
 from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
@@ -39,12 +39,14 @@ PAGE = 16
 _PAGES_SHARE = 0.92
 """of the read bandwidth, for pages of 4 KiB in any order: what the best public kernels reach on 2
 GiB (H200)"""
-_STEP_US, _TOKEN_US = 0.8, 0.004
+_STEP_US, _TOKEN_US = 1.0, 0.006
 """scores, softmax and sums of a step and of each of its entries: a chain"""
 _NEW_ROW_US = 0.8
 """the row that this step brings: its norm, its scores, its way into the cache"""
 _LEAST_HEADS = 16  # the short side of a tensor core product
 _MOST_SPLITS = 64
+COPIES = 4
+"""of the logarithm of a denominator: as many as a thread merges columns at a time"""
 _FULL = 0.9
 """of the multiprocessors: so many must find work in a long context, whatever context was planned"""
 
@@ -75,6 +77,13 @@ class DecodeProblem:
         """Query heads that share a cache head: a block computes them together."""
         return self.heads // self.kv_heads
 
+    def reading(self, share: float) -> DecodeProblem:
+        """The same requests with a context of another length."""
+        visible = max(1, round(self.visible * share))
+        entries = self.requests * (visible - self.visible)
+        more = entries * self.kv_heads * self.width * 2 * self.cache_bits // 8
+        return replace(self, visible=visible, bytes=max(1, self.bytes + more))
+
 
 def decode_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> DecodeProblem:
     """The numbers of a matched region."""
@@ -102,33 +111,36 @@ def decode_problem(region: Region, roles: AttentionRoles, sizes: Sizes) -> Decod
 @dataclass(frozen=True)
 class DecodeTile:
     """A block reads one of at most `splits` equal parts of one cache head of one request, `tokens`
-    entries a step.
+    entries a step, `least` entries or more.
 
     How many parts a request really has follows from its length; blocks without one leave. The last
-    block of a cache head to finish merges the parts.
+    block of a cache head to finish merges the parts: a short context has one and no merge.
     """
 
     tokens: int
     splits: int
+    least: int
     stages: int
     warps: int
 
     def part(self, problem: DecodeProblem) -> int:
         """Entries of one block, whole steps."""
-        return ceil_div(ceil_div(problem.visible, self.splits), self.tokens) * self.tokens
+        equal = ceil_div(ceil_div(problem.visible, self.splits), self.tokens) * self.tokens
+        return max(equal, self.least)
 
     def parts(self, problem: DecodeProblem) -> int:
         """Blocks of a cache head that have work."""
         return ceil_div(problem.visible, self.part(problem))
 
     def footprint(self, problem: DecodeProblem) -> Footprint:
-        """Shared memory: `stages` steps of keys and values. Registers: sums of all heads, scores of
-        a step.
+        """Shared memory: `stages` steps of keys and values. Registers: the first step's, sums of
+        all heads, scores of a step.
         """
         heads, width = max(_LEAST_HEADS, problem.group), next_power_of_two(problem.width)
-        shared = self.stages * self.tokens * 2 * width * problem.cache_bits // 8
-        held = (heads * width + 1.5 * heads * self.tokens) / (self.warps * WARP)
-        return Footprint(self.warps, frame_registers(held + 16), shared + heads * width * 4)
+        step = self.tokens * 2 * width * problem.cache_bits // 8
+        held = (heads * width + 1.5 * heads * self.tokens + step / 4) / (self.warps * WARP)
+        shared = self.stages * step + heads * width * 4
+        return Footprint(self.warps, frame_registers(held + 24), shared)
 
     def problems(self, problem: DecodeProblem, device: Device) -> tuple[str, ...]:
         """Limits of the block, a step longer than what is read, splits without work, and too few
@@ -150,16 +162,16 @@ class DecodeTile:
         return tuple(found)
 
     def partial_bytes(self, problem: DecodeProblem) -> int:
-        """float32 sums, largest scores and denominators of all splits."""
+        """float32 results of all splits and the logarithms of their denominators."""
         if self.splits == 1:
             return 0
-        return problem.requests * problem.heads * self.splits * (problem.width + 2) * 4
+        return problem.requests * problem.heads * self.splits * (problem.width + COPIES) * 4
 
     def merge_us(self, problem: DecodeProblem) -> float:
         """The last block draws its ticket and reads all parts of its heads."""
         if self.parts(problem) == 1:
             return 0.0
-        size = self.parts(problem) * problem.group * (problem.width + 2) * 4
+        size = self.parts(problem) * problem.group * (problem.width + COPIES) * 4
         return TICKET_US + size / (UNIT_GB_S * 1e3)
 
     def time(self, problem: DecodeProblem, device: Device) -> Timing:
@@ -205,15 +217,25 @@ def space() -> Iterator[DecodeTile]:
     """All tiles, those without a merge first."""
     for splits in (1, 2, 4, 8, 16, 32, _MOST_SPLITS):
         for tokens in (64, 128, 32):
-            for stages in (2, 3):
-                for warps in (4, 8):
-                    yield DecodeTile(tokens, splits, stages, warps)
+            for stages in (2, 1, 3):
+                for warps in (4, 8, 2):
+                    for steps in (1, 2, 4):
+                        yield DecodeTile(tokens, splits, steps * tokens, stages, warps)
 
 
 @lru_cache(maxsize=1024)
 def decode(problem: DecodeProblem, device: Device) -> Best[DecodeProblem] | Refusal:
-    """The best tile for a problem."""
-    return best(space(), problem, device)
+    """The best tile for a problem.
+
+    A plan serves every context: tiles are ranked by their time at the planned one and at those far
+    below and above it, each in proportion to what it reads.
+    """
+
+    def elsewhere(tile: Tile[DecodeProblem]) -> float:
+        return sum(tile.time(p, device).us / share for p, share in others)
+
+    others = [] if problem.window else [(problem.reading(s), s) for s in (1 / 8, 8)]
+    return best(space(), problem, device, elsewhere)
 
 
 def decode_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:

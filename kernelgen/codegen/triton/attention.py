@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from kernelgen.codegen.cuda.launches import GpuKernel, GpuPass, Grid
 from kernelgen.codegen.cuda.unit import TritonUnit
 from kernelgen.codegen.families.roles import AttentionRoles
 from kernelgen.codegen.families.triton_block import ceil_div, next_power_of_two
-from kernelgen.codegen.families.triton_decode import DecodeTile
+from kernelgen.codegen.families.triton_decode import COPIES, DecodeTile
 from kernelgen.codegen.families.triton_prefill import PrefillTile
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import triton_name, triton_type
 from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, header, kernel_arguments
+from kernelgen.codegen.triton.order import in_order
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.core.dtypes import FLOAT32
+from kernelgen.ir.graph import Role
 from kernelgen.ir.types import Sizes
 from kernelgen.ops import Attention
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
@@ -25,9 +28,12 @@ from kernelgen.planner.plan import Kernel
 
 _LINE_BYTES = 128  # of the L2 cache
 _LEAST_SIDE = 16  # rows of a tensor core product
-_MERGED_AT_ONCE = 8  # partial results that a block holds
+_MERGED_AT_ONCE = 8192  # elements of partial results that a block holds
 _PRECISE = ', input_precision="ieee"'
 """float32 caches are multiplied as float32, not rounded to tf32 on their way to tensor cores"""
+_LATE = (Role.STREAM, Role.TEMP)
+"""what earlier kernels of the step may write"""
+_POSITION = {"positions": "position"}
 _FIELDS = ("counts", "row_slot", "row_query_start", "row_seq_len")
 
 
@@ -43,7 +49,10 @@ def decode_kernel(
     constants = {
         "TOKENS": tile.tokens,
         "SPLITS": tile.splits,
-        "CHUNK": min(_MERGED_AT_ONCE, next_power_of_two(tile.splits)),
+        "LEAST": tile.least,
+        "CHUNK": min(
+            _MERGED_AT_ONCE // (context["lanes"] * context["wide"]), next_power_of_two(tile.splits)
+        ),
     }
     # The page numbers of a step are loaded half of the stages ahead of its keys and values.
     unit = _unit(kernel, choice, context, why, constants, tile.warps, 2 * tile.stages + 1)
@@ -138,19 +147,22 @@ def decode_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> dict
     context = attention_context(kernel, cache, args)
     region, roles = kernel.match.region, kernel.match.roles
     assert isinstance(roles, AttentionRoles)
-    taken: set[str] = set()
-    inside = Mask("(i < DIM)" if context["dim"] != context["wide"] else "")
-
-    def printed(name: str, head: str) -> tuple[str, list[str]]:
-        program = TileProgram(region, Frame("t", "i", inside, inside, Mask(), head), taken)
-        return program.value(name), program.lines
-
-    context["q"], context["query"] = printed(roles.anchor.inputs[0], "head")
-    context["keys"] = context["values"] = ()
+    inside = "(i < DIM)" if context["dim"] != context["wide"] else ""
+    newest = Mask(f"(newest & {inside})" if inside else "newest")
+    program = TileProgram(region, _frame(Mask(inside), inside, "head"), known=_POSITION)
+    context["q"] = program.value(roles.anchor.inputs[0])
+    context["copies"] = COPIES
+    context["keys"] = roles.insert is not None
     if roles.insert:
-        context["k"], context["keys"] = printed(roles.insert.inputs[1], "kv_head")
-        context["v"], context["values"] = printed(roles.insert.inputs[2], "kv_head")
+        program = replace(program, frame=_frame(newest, inside, "kv_head"), names={})
+        context["k"], context["v"] = (program.value(name) for name in roles.insert.inputs[1:3])
+    late = {triton_name(region.base(n)) for n in region.inputs if region.value(n).role in _LATE}
+    context |= vars(in_order(program.lines, late))
     return context
+
+
+def _frame(tile: Mask, inside: str, head: str) -> Frame:
+    return Frame("t", "i", tile, Mask(inside), Mask(), head)
 
 
 def prefill_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> dict[str, Any]:

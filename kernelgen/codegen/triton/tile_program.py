@@ -35,6 +35,8 @@ class TileProgram:
     """selected value → variable with its row numbers"""
     words: Mapping[str, int] = field(default_factory=dict)
     """step value that is read from the step's arguments → word at which it starts there"""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """step value → variable of the template that holds it at the frame's row"""
     lines: list[str] = field(default_factory=list)
 
     def bind(self, name: str, variable: str) -> None:
@@ -179,7 +181,7 @@ class TileProgram:
         partner = self._once("partner", f"tl.where({column} < {half}, {column} + {half}, {rest})")
         angle = self._once("angle", f"tl.where({column} < {half}, {column}, {column} - {half})")
         sign = self._once("sign", f"tl.where({column} < {half}, -1.0, 1.0)")
-        where = self._once(
+        where = self.known.get(positions) or self._once(
             positions, self.frame.number.load(address(triton_name(positions), self.frame.row), "0")
         )
         row = address(triton_name(table), f"{where} * {2 * half}", angle)
