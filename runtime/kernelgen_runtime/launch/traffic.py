@@ -8,15 +8,12 @@ from ..schedule.step import Step
 def weight_bytes(manifest: Manifest) -> int:
     """Return the bytes of weights that one decode step streams.
 
-    Tables of which a step takes single rows do not count: rotary tables, and a row-major matrix
-    with a row a vocabulary entry (the embedding, where the head has its own copy).
+    Tables of which a step takes single rows do not count: rotary tables, and the embedding where
+    the head has a matrix of its own (it comes last). One matrix that serves both counts once.
     """
-    total = 0
-    for weight in manifest.weights:
-        is_table = weight.layout == "rows" and len(weight.shape) == 2
-        if weight.rope is None and not (is_table and weight.shape[0] == manifest.vocab):
-            total += byte_size(weight.shape, weight.dtype)
-    return total
+    streamed = [weight for weight in manifest.weights if weight.rope is None]
+    heads = [w for w in streamed if sum(p.rows for p in w.parts) == manifest.vocab]
+    return sum(byte_size(w.shape, w.dtype) for w in streamed if w not in heads[:-1])
 
 
 def cache_bytes(manifest: Manifest, step: Step) -> int:

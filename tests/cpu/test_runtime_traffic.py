@@ -1,0 +1,34 @@
+"""Bytes that a decode step streams: a matrix that embeds and is the head counts once, an embedding
+beside a head does not count."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kernelgen_runtime.artifact.manifest import Part, Rope, Weight
+from kernelgen_runtime.launch.traffic import weight_bytes
+
+VOCABULARY = 1000
+
+
+def matrix(name: str, rows: int, cols: int, layout: str = "rows") -> Weight:
+    return Weight(name, "bfloat16", (rows, cols), layout, (Part(name, rows, cols),), 0, None)
+
+
+ROTARY = Weight("rope.0", "float32", (64, 2, 8), "rows", (), 0, Rope((1.0,), 1.0, 64))
+EMBED, LAYER = matrix("embed.weight", VOCABULARY, 16), matrix("layers.0.q.weight", 32, 16)
+HEAD = matrix("head.weight", VOCABULARY, 16, "tiles")
+
+
+@pytest.mark.parametrize(
+    ("weights", "rows"),
+    [((EMBED, LAYER, ROTARY), VOCABULARY + 32), ((EMBED, LAYER, HEAD, ROTARY), VOCABULARY + 32)],
+    ids=["tied", "apart"],
+)
+def test_a_step_streams_one_matrix_of_the_vocabulary(
+    weights: tuple[Weight, ...], rows: int
+) -> None:
+    manifest: Any = SimpleNamespace(weights=weights, vocab=VOCABULARY)
+    assert weight_bytes(manifest) == rows * 16 * 2
