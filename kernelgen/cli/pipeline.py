@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from kernelgen.archs.architecture import Architecture
 from kernelgen.archs.registry import find_architecture
 from kernelgen.cli.model import ModelSource
+from kernelgen.cli.tuned import refuse_untuned
 from kernelgen.codegen.families import catalogue
 from kernelgen.core.dtypes import dtype as dtype_named
 from kernelgen.core.errors import ProblemList
@@ -15,6 +16,7 @@ from kernelgen.ir.graph import Graph
 from kernelgen.planner.plan import Plan
 from kernelgen.planner.planner import DEFAULT_CONTEXT, Planner
 from kernelgen.spec.model import ModelSpec
+from kernelgen.tables import Tables
 
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 MIXED_SIZES = (128, 512, 2048, 8192)
@@ -48,8 +50,14 @@ def plan_model(
     context: int | None = None,
     fusion: bool = True,
     dtype: str = "bfloat16",
+    tables: Tables | None = None,
+    require_tuned: bool = False,
 ) -> Plan:
-    """The plan of one phase at one size; imports neither torch nor triton."""
+    """The plan of one phase at one size; imports neither torch nor triton.
+
+    `tables`: without them those that ship. `require_tuned`: `CheckFailed` for a plan with a
+    kernel that nobody has measured.
+    """
     device = parse_target(target)
     model = lowered(source, dtype)
     graph = model.graph
@@ -62,12 +70,22 @@ def plan_model(
     elif context > most:
         problems.add(f"context is {context}", allowed=f"1 to {most}")
     problems.raise_if_any()
-    planner = Planner(graph, device, device.target, catalogue(device), fusion, context)
-    return planner.plan(phase, size)
+    families = catalogue(device, tables, require_tuned=require_tuned)
+    planner = Planner(graph, device, device.target, families, fusion, context)
+    plan = planner.plan(phase, size)
+    refuse_untuned([plan], source.name, device.target)
+    return plan
 
 
-def all_plans(graph: Graph, device: Device, fusion: bool) -> tuple[Plan, ...]:
+def all_plans(
+    graph: Graph,
+    device: Device,
+    fusion: bool,
+    tables: Tables | None = None,
+    require_tuned: bool = False,
+) -> tuple[Plan, ...]:
     """A plan for every size of the manifest's ladder, decode first."""
-    planner = Planner(graph, device, device.target, catalogue(device), fusion)
+    families = catalogue(device, tables, require_tuned=require_tuned)
+    planner = Planner(graph, device, device.target, families, fusion)
     decode = tuple(planner.plan("decode", size) for size in DECODE_SIZES)
     return decode + tuple(planner.plan("mixed", size) for size in MIXED_SIZES)

@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernelgen.codegen.artefact import OperandInfo
+from kernelgen.codegen.cpp.kernels import signature
 from kernelgen.codegen.cpp.program import CppProgram
+from kernelgen.codegen.cuda.host import StepProgram
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.core.digest import digest_json
@@ -116,29 +119,48 @@ def manifest(
 def kernel_list(program: CppProgram) -> list[dict[str, Any]]:
     """`kernels.json`: every kernel with its operands and its own piece of graph, for checkers."""
     return [
-        {
-            "name": source.kernel.name,
-            "family": source.kernel.match.family.name,
-            "variant": source.kernel.match.variant,
-            "source": source.path,
-            "ops": list(source.kernel.ops),
-            "phases": sorted(
-                {p.phase for p in program.plans for k in p.kernels if k.name == source.kernel.name}
-            ),
-            "signature": [
-                {
-                    "role": o.role,
-                    "name": o.name,
-                    "dtype": o.dtype,
-                    "shape": list(o.shape),
-                    "layout": o.layout,
-                }
-                for o in source.signature
-            ],
-            "graph": sub_graph(source.kernel),
-        }
+        _listed(source.kernel, source.path, source.signature, program.plans)
         for source in program.kernels
     ]
+
+
+def gpu_kernel_list(program: StepProgram) -> list[dict[str, Any]]:
+    """The same of a GPU's kernels. A kernel has a source for each tile; listed is the first."""
+    first = {launch.kernel.name: launch for p in program.plans for launch in reversed(p.launches)}
+    return [
+        _listed(
+            launch.kernel,
+            f"{program.folder}/{program.kernel(launch).passes[0].unit.name}.py",
+            signature(launch.kernel, {}),
+            program.plans,
+        )
+        for launch in first.values()
+    ]
+
+
+def _listed(
+    kernel: Kernel, path: str, operands: Sequence[OperandInfo], plans: Sequence[Plan]
+) -> dict[str, Any]:
+    phases = {p.phase for p in plans for k in p.kernels if k.name == kernel.name}
+    return {
+        "name": kernel.name,
+        "family": kernel.match.family.name,
+        "variant": kernel.match.variant,
+        "source": path,
+        "ops": list(kernel.ops),
+        "phases": sorted(phases),
+        "signature": [
+            {
+                "role": o.role,
+                "name": o.name,
+                "dtype": o.dtype,
+                "shape": list(o.shape),
+                "layout": o.layout,
+            }
+            for o in operands
+        ],
+        "graph": sub_graph(kernel),
+    }
 
 
 def sub_graph(kernel: Kernel) -> dict[str, Any]:

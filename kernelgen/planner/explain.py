@@ -103,6 +103,8 @@ def _slower(one: Cut | Refusal, two: tuple[Cut, Cut], device: Device) -> str:
         return _told(one, device)
     apart = sum(cut.price.us for cut in two)
     text = f"legal, but {one.price.us:.2f} µs in one kernel against {apart:.2f} µs in two"
+    if one.price.us < apart < one.price.cost_us:
+        text += ", which is no more than modelled times err"
     return f"{text} ({_limit(one)} against {' and '.join(_limit(cut) for cut in two)})"
 
 

@@ -67,6 +67,14 @@ class Price:
     counters: int = 0
     """int32 words, zero before the launch and left zero by it, by which its blocks find the last
     one"""
+    doubt_us: float = 0.0
+    """by how much a modelled time has to be better than a measured one to count as better: the
+    least of many estimates is too low more often than too high"""
+
+    @property
+    def cost_us(self) -> float:
+        """What a search adds up."""
+        return self.us + self.doubt_us
 
 
 class Family(Protocol):

@@ -50,8 +50,8 @@ class Planner:
         """The cheapest plan of a phase (`decode`: size requests, `mixed`: size tokens)."""
         sizes = plan_sizes(phase, size, self.context)
         used = sorted({p.block for p in self.graph.sequence})
-        searches = {b: self._search(b, phase) for b in used}
-        solved = {b: searches[b].solve(self._sizes(b, sizes), self.device) for b in used}
+        searches = {b: self.search(b, phase) for b in used}
+        solved = {b: searches[b].solve(self.block_sizes(b, sizes), self.device) for b in used}
         kernels = {b: self._kernels(solved[b]) for b in used}
         networks = {b: searches[b].network for b in used}
         schedule = Schedule(self.graph, networks, solved, kernels, sizes)
@@ -74,7 +74,7 @@ class Planner:
             floor_bytes=floor,
         )
 
-    def _sizes(self, block: int, sizes: Sizes) -> Sizes:
+    def block_sizes(self, block: int, sizes: Sizes) -> Sizes:
         """The sizes that a block is priced at.
 
         A GPU's grids are fixed with the plan: where logit rows are counted they hold the most that
@@ -84,7 +84,8 @@ class Planner:
         counts_rows = any(v.type.leading is Dim.B for v in self.graph.blocks[block].values)
         return sizes.capacity if counts_rows and not self.device.is_cpu else sizes
 
-    def _search(self, block: int, phase: str) -> BlockSearch:
+    def search(self, block: int, phase: str) -> BlockSearch:
+        """All legal regions of a block in one phase, found once."""
         key = (block, phase)
         if key not in self._searches:
             self._searches[key] = BlockSearch(
@@ -105,7 +106,7 @@ class Planner:
         times: Counter[int],
     ) -> Iterator[Fusion]:
         for block, solution in solved.items():
-            own = self._sizes(block, sizes)
+            own = self.block_sizes(block, sizes)
             yield from fusions(searches[block], solution, own, self.device, times[block])
 
 

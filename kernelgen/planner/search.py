@@ -110,7 +110,7 @@ class BlockSearch:
             price = match.family.price(match, sizes, device)
             if isinstance(price, Refusal):
                 why.append(f"{match.family.name}: {price.reason}")
-            elif best is None or price.us < best.price.us:
+            elif best is None or price.cost_us < best.price.cost_us:
                 best = Cut(match, price)
         if best is not None:
             return best
@@ -132,7 +132,7 @@ class BlockSearch:
                 for mask, needs, cut in steps:
                     if mask & done or needs & ~done:
                         continue
-                    cost, state = best[done][0] + cut.price.us + _tie(cut), done | mask
+                    cost, state = best[done][0] + cut.price.cost_us + _tie(cut), done | mask
                     if state not in best:
                         waves[state.bit_count()].append(state)
                     if state not in best or cost < best[state][0] - 1e-9:

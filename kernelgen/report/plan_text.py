@@ -25,8 +25,10 @@ def plan_text(plan: PlanView) -> str:
 
 
 def explain_text(plan: PlanView) -> str:
-    """`plan_text`, then every neighbouring pair of ops: fused or not, by which rule, and why."""
-    lines = [plan_text(plan), ""]
+    """`plan_text`, then where each kernel's time comes from, then every neighbouring pair of ops:
+    fused or not, by which rule, and why.
+    """
+    lines = [plan_text(plan), "", *_times(plan), ""]
     for block, group in groupby(plan.fusions, key=lambda fusion: fusion.block):
         items = list(group)
         times = f" ({items[0].times} ×)" if items[0].times > 1 else ""
@@ -38,6 +40,18 @@ def explain_text(plan: PlanView) -> str:
             lines.append(f"  - {_pair(fusion)} {fusion.rule}: {fusion.reason}")
             lines.append(f"      would have {_gain(fusion)}")
     return "\n".join(lines)
+
+
+def _times(plan: PlanView) -> Iterator[str]:
+    """Each distinct kernel once: its verdict, its tile, and what bounds or was measured of it."""
+    yield "times"
+    known: set[tuple[str, str]] = set()
+    for kernel in plan.kernels:
+        tile = ", ".join(f"{name} {value}" for name, value in kernel.choice.items())
+        told = "; ".join(part for part in (tile, *kernel.limits) if part)
+        if told and (kernel.name, told) not in known:
+            known.add((kernel.name, told))
+            yield f"  {kernel.name}, {kernel.verdict}: {told}"
 
 
 def _figures(plan: PlanView) -> Iterator[str]:

@@ -13,6 +13,14 @@ from kernelgen.planner.family import Refusal
 
 Problem = TypeVar("Problem", contravariant=True)
 
+_POWERS = frozenset({"rows", "outputs", "depth", "width", "tokens", "columns", "warps"})
+"""sides of blocks of values, and warps: powers of two"""
+_MAY_BE_ZERO = frozenset({"ahead"})
+
+
+class Wasteful(str):
+    """A reason to leave a tile out that is a belief and not a limit: a measurement overrules it."""
+
 
 class Tile(Protocol[Problem]):
     """One point of a family's tile space: a frozen dataclass of integers."""
@@ -60,7 +68,7 @@ def best(
     for tile in space:
         looked_at += 1
         problems = tile.problems(problem, device)
-        if tile_text(tile) in device.refused_tiles:
+        if device.refused_tiles and tile_text(tile) in device.refused_tiles:
             problems = (*problems, "its compiled code exceeds a limit")
         for reason in problems:
             reasons.setdefault(reason, []).append(tile)
@@ -75,6 +83,29 @@ def best(
     if found is None:
         return Refusal(_why_none(reasons))
     return Best(found[1], found[2], legal, looked_at)
+
+
+def given(
+    kind: type[Tile[Problem]], choice: Mapping[str, int], problem: Problem, device: Device
+) -> Best[Problem] | Refusal:
+    """The tile that a table chose, or why it cannot be used for this problem."""
+    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    if sorted(choice) != sorted(names):
+        return Refusal(f"a tile has {', '.join(names)}, not {', '.join(choice)}")
+    return checked(kind(**choice), problem, device)
+
+
+def checked(tile: Tile[Problem], problem: Problem, device: Device) -> Best[Problem] | Refusal:
+    """A tile with its time, or every limit that makes it illegal; beliefs do not count."""
+    for name, value in tile_choice(tile).items():
+        if value < (name not in _MAY_BE_ZERO) or (name in _POWERS and value & (value - 1)):
+            return Refusal(f"{name} cannot be {value}")
+    problems = [p for p in tile.problems(problem, device) if not isinstance(p, Wasteful)]
+    if tile_text(tile) in device.refused_tiles:
+        problems.append("its compiled code exceeds a limit")
+    if problems:
+        return Refusal("; ".join(problems))
+    return Best(tile, tile.time(problem, device), 1, 1)
 
 
 def _why_none(reasons: Mapping[str, list[Tile[Problem]]]) -> str:

@@ -1,22 +1,36 @@
-"""Owns the GPU family as planners see it: match by roles, price by model or by table."""
+"""Owns the GPU family as planners see it: match by roles, price by table or by corrected model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from kernelgen.codegen.families.triton_choice import Best
 from kernelgen.codegen.families.triton_time import boundary
+from kernelgen.core.errors import KernelgenError
+from kernelgen.hw import parse_target
 from kernelgen.hw.device import Device
+from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Match, Pass, Price, Refusal
 from kernelgen.planner.network import Region
+from kernelgen.planner.plan import COUNTERS, SCRATCH, Kernel
+from kernelgen.planner.planner import plan_sizes
 from kernelgen.planner.variant import variant_text
-from kernelgen.tables import Bucket, Tables, Verdict, tuning_key
+from kernelgen.tables import TUNED, Bucket, LookUp, Row, Tables, TuningKey, Verdict, tuning_key
+from kernelgen.tables.fit import BOUNDARY
+from kernelgen.tables.lookup import STALE
 
 LEAST_BYTES = 64
 """scratch of a kernel that wants some at other sizes: its signature must not depend on the size"""
+UNTUNED_US = 1e6
+"""what a kernel without a measurement is said to cost where one is required: a plan has one only if
+no plan can do without"""
+
+
+MOST_DOUBT = 0.15
+"""share of a modelled time that it may have to be better by than a measured one, at most"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +46,32 @@ class Quote:
     passes: tuple[Pass, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def us(self, device: Device) -> float:
+        """What the model says of all launches, the boundary before the first included."""
+        return device.boundary_us + self.best.timing.us + sum(p.us for p in self.passes)
+
+    def parts(self, device: Device) -> dict[str, float]:
+        """The same as what it is the sum of: a fit gives each part its scale."""
+        timing = self.best.timing
+        found = dict((*timing.hidden[:1], *timing.exposed, (BOUNDARY, device.boundary_us)))
+        found["passes"] = sum(p.us for p in self.passes)
+        return {part: us for part, us in found.items() if us > 0}
+
+
+class Quoter(Protocol):
+    """The quote of a family: for the model's best tile, or for the one that `choice` spells."""
+
+    def __call__(
+        self,
+        region: Region,
+        roles: Any,
+        sizes: Sizes,
+        device: Device,
+        choice: Mapping[str, int] | None = None,
+        /,
+    ) -> Quote | Refusal:
+        """`Refusal` where no tile is legal, or not this one."""
+
 
 @dataclass(frozen=True)
 class TritonFamily:
@@ -39,9 +79,12 @@ class TritonFamily:
 
     name: str
     roles: Callable[[Region, str], Any]
-    quote: Callable[[Region, Any, Sizes, Device], Quote | Refusal]
+    quote: Quoter
     tables: Tables
+    source: Callable[[Kernel, Mapping[str, int]], str]
+    """digest of the code that is generated for a kernel with a tile"""
     backend: str = "triton"
+    require_tuned: bool = False
 
     def match(self, region: Region, phase: str) -> Match | Refusal | None:
         """The region as one kernel of this template. Weights lie as rows."""
@@ -52,51 +95,135 @@ class TritonFamily:
         return Match(self, region, roles, text, phase=phase)
 
     def price(self, match: Match, sizes: Sizes, device: Device) -> Price | Refusal:
-        """The modelled time of the best tile, or what a table measured; the boundary before it
-        included.
+        """What a table measured, else the modelled time of the best tile as the device's fit
+        corrects it; the boundary before the kernel included.
         """
         quote = self.quote(match.region, match.roles, sizes, device)
         if isinstance(quote, Refusal):
             return quote
-        later = sum(p.us for p in quote.passes)
-        price = Price(
-            bytes=quote.bytes + sum(p.bytes for p in quote.passes),
-            flops=quote.flops,
-            us=device.boundary_us + quote.best.timing.us + later,
-            choice=quote.best.choice,
-            verdict=Verdict.MODELLED.value,
-            scratch_bytes=quote.scratch_bytes,
-            limits=_limits(quote, device),
-            passes=quote.passes,
-            counters=quote.counters,
-        )
-        return self._measured(match, sizes, device, price) or price
+        found = self._look_up(match, sizes, device)
+        if found.verdict in TUNED:
+            return self._tuned(match, sizes, device, quote, found) or self._modelled(
+                quote, device, found
+            )
+        return self._modelled(quote, device, found)
 
-    def _measured(
-        self, match: Match, sizes: Sizes, device: Device, modelled: Price
+    def key(self, match: Match, sizes: Sizes, device: Device) -> TuningKey:
+        """Under which name a match at given sizes is measured and looked up."""
+        bucket = Bucket(match.phase, self._size(match, sizes))
+        return tuning_key(device.sm_name, device.name, self.name, match.variant, bucket)
+
+    @staticmethod
+    def _size(match: Match, sizes: Sizes) -> int:
+        return sizes.rows if match.phase == "decode" else sizes.tokens
+
+    def modelled(self, match: Match, sizes: Sizes, device: Device) -> dict[str, float]:
+        """What the cost model alone says of its best tile, in parts; empty where none is legal."""
+        quote = self.quote(match.region, match.roles, sizes, device)
+        return {} if isinstance(quote, Refusal) else quote.parts(device)
+
+    def _look_up(self, match: Match, sizes: Sizes, device: Device) -> LookUp:
+        usual = plan_sizes(match.phase, self._size(match, sizes))
+        if sizes.context != usual.context and match.region.with_trait(Trait.ATTENTION):
+            reason = f"rows are measured with {usual.context} cache entries, not {sizes.context}"
+            return LookUp(Verdict.MODELLED, reason)
+        return self.tables.look_up(
+            self.key(match, sizes, device), lambda row: self.unfit(match, sizes, device, row)
+        )
+
+    def _modelled(self, quote: Quote, device: Device, found: LookUp) -> Price:
+        """The cost model, corrected by what was measured of other kernels."""
+        fit = self.tables.fit(device.sm_name, device.name)
+        us, doubt, told = quote.us(device), 0.0, list[str]()
+        if fit is not None:
+            parts, correction = quote.parts(device), fit.of(self.name)
+            us, told = correction.apply(parts), [fit.told(self.name, parts)]
+            doubt = us * min(correction.after.median, MOST_DOUBT)
+        if found.verdict is not Verdict.MODELLED:
+            told.append(found.reason)
+        verdict = found.verdict
+        if self.require_tuned:
+            us, verdict = us + UNTUNED_US, Verdict.REFUSED
+        timing = (*quote.best.timing.told(), boundary(device))
+        return replace(_price(quote, device, us, verdict, (*timing, *told)), doubt_us=doubt)
+
+    def _tuned(
+        self, match: Match, sizes: Sizes, device: Device, modelled: Quote, found: LookUp
     ) -> Price | None:
-        """A table's row, if there is one. Rows hold the kernel alone, its cold start included."""
-        size = sizes.rows if match.phase == "decode" else sizes.tokens
-        bucket = Bucket(match.phase, size)
-        key = tuning_key(device.sm_name, device.name, self.name, match.variant, bucket)
-        row = self.tables.look_up(key).row
-        if row is None:
+        """A measured time with the measured tile, and what that tile needs. A time that is
+        inherited is scaled by what the model says of both devices.
+        """
+        quote = self.quote(match.region, match.roles, sizes, device, found.choice)
+        if isinstance(quote, Refusal):
             return None
-        return Price(
-            bytes=modelled.bytes,
-            flops=modelled.flops,
-            us=max(row.us - device.launch_us, 0.0) + device.boundary_us,
-            choice=dict(row.choice),
-            verdict=Verdict.EXACT.value,
-            scratch_bytes=modelled.scratch_bytes,
-            limits=(f"measured {row.us:g} µs alone (model: {modelled.us:.2f} µs in the step)",),
-            passes=modelled.passes,
-            counters=modelled.counters,
+        us = found.us
+        if found.device != device.name:
+            there = self._sibling(match, sizes, device, found)
+            if there is None:
+                return None
+            us *= quote.us(device) / there
+        words = {Verdict.EXACT: "", Verdict.INTERPOLATED: "interpolated ", Verdict.INHERITED: ""}
+        model = f"(model: {modelled.us(device):.2f} µs)"
+        told = f"{words[found.verdict]}{found.reason} {model}"
+        return _price(quote, device, us, found.verdict, (told,))
+
+    def _sibling(self, match: Match, sizes: Sizes, device: Device, found: LookUp) -> float | None:
+        """What the model says of an inherited tile on the device that was measured."""
+        try:
+            sibling = parse_target(f"{device.sm_name}:{found.device}")
+        except KernelgenError as error:
+            self.tables.note(f"{device.target} inherits from an unknown device: {error}")
+            return None
+        quote = self.quote(match.region, match.roles, sizes, sibling, found.choice)
+        return None if isinstance(quote, Refusal) else quote.us(sibling)
+
+    def unfit(self, match: Match, sizes: Sizes, device: Device, row: Row) -> str:
+        """Why a row cannot serve: its code has changed, or its tile is illegal at these sizes."""
+        place = ("unfit", self.name, match.phase, sizes, row.source, device.refused_tiles)
+        choice = tuple(row.choice.items())
+        return match.region.recall(
+            (*place, device.target, choice), lambda: self._judge(match, sizes, device, row)
         )
 
+    def _judge(self, match: Match, sizes: Sizes, device: Device, row: Row) -> str:
+        modelled = self.quote(match.region, match.roles, sizes, device)
+        assert isinstance(modelled, Quote)
+        quote = self.quote(match.region, match.roles, sizes, device, row.choice)
+        try:
+            source = self.source(_kernel(match, modelled), row.choice)
+        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+            return quote.reason if isinstance(quote, Refusal) else f"no code for it: {error}"
+        if source != row.source:
+            return STALE
+        return quote.reason if isinstance(quote, Refusal) else ""
 
-def _limits(quote: Quote, device: Device) -> Sequence[str]:
-    """What bounds the kernel, its grid, and what is masked."""
+
+def _kernel(match: Match, quote: Quote) -> Kernel:
+    """As far as its code depends on it: whether there is scratch, and whether counters."""
+    extras = [SCRATCH] if quote.scratch_bytes else []
+    extras += [COUNTERS] if quote.counters else []
+    return Kernel(match.family.name, match, tuple(extras))
+
+
+def _price(quote: Quote, device: Device, us: float, verdict: Verdict, told: Sequence[str]) -> Price:
+    """The time of the whole, of which later passes keep the share that the model gives them."""
+    share = us / quote.us(device)
+    passes = tuple(replace(p, us=p.us * share) for p in quote.passes)
+    return Price(
+        bytes=quote.bytes + sum(p.bytes for p in quote.passes),
+        flops=quote.flops,
+        us=us,
+        choice=quote.best.choice,
+        verdict=verdict.value,
+        scratch_bytes=quote.scratch_bytes,
+        limits=(*told, *_details(quote, device)),
+        passes=passes,
+        counters=quote.counters,
+    )
+
+
+def _details(quote: Quote, device: Device) -> Sequence[str]:
+    """The block, how many fit, and what is masked."""
     best = quote.best
     footprint = best.tile.footprint(quote.problem)
     block = (
@@ -105,5 +232,6 @@ def _limits(quote: Quote, device: Device) -> Sequence[str]:
         " multiprocessor"
     )
     masks = best.tile.masks(quote.problem) or ("no masks",)
-    tiles = f"best of {best.legal} legal tiles, {best.looked_at - best.legal} illegal"
-    return (*best.timing.told(), boundary(device), block, *quote.notes, *masks, tiles)
+    looked = best.looked_at
+    tiles = [f"best of {best.legal} legal tiles, {looked - best.legal} illegal"] * (looked > 1)
+    return (block, *quote.notes, *masks, *tiles)

@@ -1,0 +1,53 @@
+"""Owns what commands do with tuning tables besides planning: warnings, and `--require-tuned`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from kernelgen.cli import console
+from kernelgen.core.errors import CheckFailed, ProblemList, UsageError
+from kernelgen.core.resources import tables_dir
+from kernelgen.planner.plan import Plan
+from kernelgen.tables import Tables, Verdict
+
+
+def open_tables(folder: Path | None) -> Tables:
+    """The tables of `--tables`, else those that ship; `UsageError` for what is no folder."""
+    if folder is not None and not folder.is_dir():
+        raise UsageError("no such folder", where=str(folder), hint="--tables names a folder")
+    return Tables(folder or tables_dir())
+
+
+def warn(tables: Tables) -> None:
+    """What of the tables could not be used, on stderr, one line each."""
+    for problem in tables.problems:
+        console.say(f"warning: {problem}")
+
+
+@contextmanager
+def warning_of(tables: Tables) -> Iterator[None]:
+    """`warn` at the end of the body, before what it raises is told: that may be the reason."""
+    try:
+        yield
+    finally:
+        warn(tables)
+
+
+def refuse_untuned(plans: Sequence[Plan], model: str, target: str) -> None:
+    """`CheckFailed` with every kernel that a plan needs and nobody has measured, and the next
+    command; plans come from families that were told to require rows.
+    """
+    sizes: dict[tuple[str, str], list[str]] = {}
+    for plan in plans:
+        for launch in plan.launches:
+            if launch.price.verdict == Verdict.REFUSED.value:
+                kernel = launch.kernel
+                found = sizes.setdefault((kernel.match.family.name, kernel.name), [])
+                if f"{plan.phase}:{plan.size}" not in found:
+                    found.append(f"{plan.phase}:{plan.size}")
+    problems = ProblemList(f"{model} on {target} is not tuned", CheckFailed, limit=40)
+    for (family, name), at in sizes.items():
+        problems.add(f"{family} {name}: no measurement that counts at {', '.join(at)}")
+    problems.raise_if_any(hint=f"measure them: kernelgen tune {model} --target {target}")

@@ -1,0 +1,46 @@
+"""Owns the verdicts of a look-up, and the answer that carries one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kernelgen.tables.row import Row
+
+
+class Verdict(StrEnum):
+    """How an answer came about, best first."""
+
+    EXACT = "exact"
+    """measured: this variant, this size, this device, this code"""
+    INTERPOLATED = "interpolated"
+    """between two sizes measured on this device"""
+    INHERITED = "inherited"
+    """from a sibling device, where a file beside the table declares that this is allowed"""
+    MODELLED = "modelled"
+    """computed by the cost model"""
+    STALE = "stale"
+    """measured, but the kernel's code has changed since: computed by the cost model"""
+    REFUSED = "refused"
+    """no measurement, and one was required"""
+
+
+TUNED = frozenset({Verdict.EXACT, Verdict.INTERPOLATED, Verdict.INHERITED})
+"""verdicts that rest on a measurement"""
+
+
+@dataclass(frozen=True)
+class LookUp:
+    """The answer to one key; `us` and `choice` mean something for a verdict in `TUNED` only."""
+
+    verdict: Verdict
+    reason: str
+    """in words, for `explain`"""
+    us: float = 0.0
+    """time of one link of a chain on the device that was measured"""
+    choice: Mapping[str, int] = field(default_factory=dict)
+    row: Row | None = None
+    """the row that `choice` is from; of a stale answer the row that is not used"""
+    device: str = ""
+    """device that was measured: another one than asked for where the answer is inherited"""
