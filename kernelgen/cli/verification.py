@@ -1,4 +1,4 @@
-"""Owns `verify` from model to report: a build of its own, its kernels, then the whole model."""
+"""Owns `verify` from model or build to report: its kernels, then the whole model."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelgen.cli.building import build_model
-from kernelgen.cli.model import ModelSource
+from kernelgen.cli.model import ModelSource, resolve
 from kernelgen.cli.pipeline import lowered
-from kernelgen.core.errors import UnsupportedError, UsageError
+from kernelgen.core.errors import UsageError
+from kernelgen.hw import parse_target
+from kernelgen.verify.checks import Report
 
 if TYPE_CHECKING:
-    from kernelgen.verify.checks import Report
+    from kernelgen.verify.built import Built
+    from kernelgen.verify.checks import Check
     from kernelgen.verify.model_cases import Case
 
 _RECORDED = "cases.npz"
@@ -34,33 +37,79 @@ def verify_model(
     `reference`: the recorded cases, else `cases.npz` in the checkpoint's folder, else what the
     references of the ops give in float64. `isas`: libraries whose kernels are checked (see
     `check_kernels`); the model itself runs on the best one. Raises what `build_model` raises,
-    `UnsupportedError` for other targets than the CPU, and `UsageError` for files that do not hold
+    `KernelgenError` where the target's GPU is not here, and `UsageError` for files that do not hold
     what they must.
     """
     from kernelgen.verify.built import read_build
-    from kernelgen.verify.checks import Report
-    from kernelgen.verify.model_checks import ModelUnderTest, check_model
-    from kernelgen.verify.supervisor import check_kernels
 
-    if target != "cpu":
-        raise UnsupportedError(f"verify runs no kernels of {target}", allowed="cpu")
+    _check_device(target)
     recorded = _recorded(source, reference)
     with tempfile.TemporaryDirectory(prefix="kernelgen-verify-") as folder:
         made = build_model(
             source, [target], Path(folder), fusion=fusion, dtype=dtype, progress=progress
         )
-        built = read_build(Path(made.folder))
-        checks = check_kernels(built, isas=isas, progress=progress)
-        notes: list[str] = []
-        if source.folder is None or not any(source.folder.glob("*.safetensors")):
-            notes.append("the model itself was not run: there are no weights beside the config")
-        else:
-            if recorded is None:
-                notes.append(f"no {_RECORDED}: the model was checked against its ops' references")
-            cases = _completed(source, dtype, recorded)
-            model = ModelUnderTest(built, source.folder)
-            checks += check_model(model, cases, progress=progress)
-    return Report(source.name, target, dtype, fusion, checks, tuple(notes))
+        built = read_build(Path(made.folder), target)
+        checks, notes = _checked(built, source, recorded, isas, progress)
+    return Report(source.name, target, dtype, fusion, checks, notes)
+
+
+def verify_build(
+    folder: Path,
+    target: str,
+    *,
+    weights: Path | None = None,
+    reference: Path | None = None,
+    progress: Callable[[Any], None] | None = None,
+) -> Report:
+    """Checks a build as it is; nothing is compiled.
+
+    `weights`: its checkpoint, without which kernels and steps are checked on random weights and the
+    model is not. Raises `KernelgenError` where the target's GPU is not here, and `UsageError` for
+    files that do not hold what they must.
+    """
+    from kernelgen.verify.built import read_build
+
+    built = read_build(folder, target)
+    _check_device(target)
+    if reference is not None and weights is None:
+        raise UsageError("recorded cases need weights", where=str(reference), hint="--weights DIR")
+    source = resolve(str(weights)) if weights is not None else None
+    recorded = _recorded(source, reference) if source is not None else None
+    checks, notes = _checked(built, source, recorded, None, progress)
+    name, dtype = built.manifest["name"], built.manifest["activation_dtype"]
+    return Report(name, built.manifest["target"], dtype, True, checks, notes)
+
+
+def _check_device(target: str) -> None:
+    """Said before anything is built."""
+    from kernelgen.verify.gpu import check_gpu
+
+    device = parse_target(target)
+    if not device.is_cpu:
+        check_gpu(device.sm_name)
+
+
+def _checked(
+    built: Built,
+    source: ModelSource | None,
+    recorded: tuple[Case, ...] | None,
+    isas: tuple[str, ...] | None,
+    progress: Callable[[Any], None] | None,
+) -> tuple[tuple[Check, ...], tuple[str, ...]]:
+    """Kernels, then the model where there are weights; and what was left out."""
+    from kernelgen.verify.model_checks import ModelUnderTest, check_model
+    from kernelgen.verify.supervisor import check_kernels
+
+    checks = check_kernels(built, isas=isas, progress=progress)
+    if source is None or source.folder is None or not any(source.folder.glob("*.safetensors")):
+        where = "given" if source is None else "beside the config"
+        return checks, (f"the model itself was not run: there are no weights {where}",)
+    notes: tuple[str, ...] = ()
+    if recorded is None:
+        notes = (f"no {_RECORDED}: the model was checked against its ops' references",)
+    cases = _completed(source, built.manifest["activation_dtype"], recorded)
+    model = ModelUnderTest(built, source.folder)
+    return checks + check_model(model, cases, progress=progress), notes
 
 
 def _recorded(source: ModelSource, reference: Path | None) -> tuple[Case, ...] | None:

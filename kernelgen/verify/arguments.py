@@ -84,9 +84,16 @@ def token_ids(scenario: Scenario, vocab: int, rng: np.random.Generator) -> Ids:
     return Ids(given, meant, last)
 
 
-def write_args(schema: Mapping[str, Any], scenario: Scenario, tables: Tables, ids: Ids) -> Ints:
+def write_args(
+    schema: Mapping[str, Any],
+    scenario: Scenario,
+    tables: Tables,
+    ids: Ids,
+    *,
+    unused: int = UNWRITTEN,
+) -> Ints:
     """The `args` tensor as `manifest.args` lays it out; what the step does not use is no sense."""
-    words = np.full(schema["words"], UNWRITTEN, np.int32)
+    words = np.full(schema["words"], unused, np.int32)
     fields: dict[str, Any] = {}
     for field in schema["fields"]:
         count = int(np.prod(field["shape"]))

@@ -14,6 +14,8 @@ U = 2.0**-24
 LIBRARY = 8 * U
 TINY = 1e-36
 """what flushing denormals may cost"""
+NARROW = 2.0**-8
+"""relative to a value, what rounding it to bfloat16 may cost"""
 
 
 @dataclass
@@ -22,6 +24,23 @@ class Bounded:
 
     value: Any
     error: Any
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """Where the kernels of a target may round otherwise than their ops say.
+
+    `scales_products`: a row statistic may scale the finished product instead of the rows, so that
+    the rows are rounded without it. `narrow_weights`: weights of a softmax may be rounded to the
+    cache's dtype before they meet the values.
+    """
+
+    scales_products: bool = False
+    narrow_weights: bool = False
+
+
+AS_WRITTEN = Arithmetic()
+TENSOR_CORES = Arithmetic(scales_products=True, narrow_weights=True)
 
 
 def summed(count: int) -> float:
@@ -80,7 +99,8 @@ def _moved_by(fn: str, args: Sequence[Bounded], value: Any) -> Any:
     if fn == "div":
         other = args[1]
         least = (other.value.abs() - other.error).clamp(min=0)
-        return (first.error + value.abs() * other.error) / least + 2 * U * value.abs()
+        # A GPU's quotient is within two units in the last place.
+        return (first.error + value.abs() * other.error) / least + 4 * U * value.abs()
     if fn in ("max", "min"):
         return torch.maximum(first.error, args[1].error)
     if fn == "neg":

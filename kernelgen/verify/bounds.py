@@ -13,6 +13,18 @@ correct kernel may end up. The rules, fixed here and nowhere else:
   kernel's number lies between round(v − e) and round(v + e). Where no rounding boundary is that
   close, which is nearly everywhere, this asks for the very same bfloat16.
 
+Tensor cores multiply bfloat16 only, so that kernels for them may round at two other places (see
+`Arithmetic`), and there the bounds are wider. With n = 2⁻⁸, the most that one rounding to bfloat16
+may cost, relative to its value:
+
+* Rows under a norm's scale s: the op says round(x·s·g), the kernel takes round(x·g) and scales the
+  finished sum. Each term y·w of the sum has two roundings of at most n·|y·w|, and none knows of the
+  others: their sum spreads by less than n·√(2/3)·√Σ(y·w)². Six deviations are 5·n·√Σ(y·w)², and
+  2·n·Σ|y·w| is never exceeded: the bound is the smaller one.
+* Softmax weights p: one rounding a term, so 3.5·n·√Σ(p·v)² and at most n·Σ|p·v|. They add up in an
+  online softmax, which scales what it has whenever the largest score grows: at most once an entry,
+  two float32 roundings each, which counts as one more sum of as many terms.
+
 A wrong kernel is far outside: one missing column of K = 1536 is off by a hundred times the bound.
 """
 
@@ -22,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kernelgen.core.dtypes import BFLOAT16
-from kernelgen.ir.graph import Block
+from kernelgen.ir.graph import Block, Node
 from kernelgen.ir.op import Op, Trait
 from kernelgen.ops import (
     Attention,
@@ -36,9 +48,13 @@ from kernelgen.ops import (
     View,
 )
 from kernelgen.ops.step import DenseCache, StepView
+from kernelgen.verify.attention_bounds import attention_error, weights_rounded
 from kernelgen.verify.bounded import (
+    AS_WRITTEN,
     LIBRARY,
+    NARROW,
     TINY,
+    Arithmetic,
     Bounded,
     U,
     bounded_expression,
@@ -49,7 +65,10 @@ from kernelgen.verify.bounded import (
 
 
 def evaluate_bounded(
-    block: Block, outside: Mapping[str, Any], view: StepView
+    block: Block,
+    outside: Mapping[str, Any],
+    view: StepView,
+    arithmetic: Arithmetic = AS_WRITTEN,
 ) -> dict[str, Bounded]:
     """Every value of the block with its bound; `outside` is exact.
 
@@ -63,6 +82,9 @@ def evaluate_bounded(
         inputs = [found[name] for name in node.inputs]
         values = node.op.reference([i.value for i in inputs], view)
         errors = _rule(node.op)(node.op, inputs, values, view)
+        more = _elsewhere(block, node, inputs, view, arithmetic)
+        if more is not None:
+            errors = [errors[0] + more]
         for name, value, error in zip(node.outputs, values, errors, strict=True):
             if isinstance(value, DenseCache):
                 found[name] = Bounded(value, error)
@@ -70,6 +92,18 @@ def evaluate_bounded(
                 narrow = block.value[name].type.dtype == BFLOAT16
                 found[name] = rounded(value, error) if narrow else Bounded(value, error)
     return found
+
+
+def _elsewhere(
+    block: Block, node: Node, inputs: Sequence[Bounded], view: StepView, arithmetic: Arithmetic
+) -> Any:
+    """What rounding at other places than the op says may cost; None where there are none."""
+    op = node.op
+    if arithmetic.scales_products and isinstance(op, Linear) and _is_scaled(block, node.inputs[0]):
+        return _rounded_unscaled(*inputs)
+    if arithmetic.narrow_weights and isinstance(op, Attention):
+        return weights_rounded(op, inputs, view, block.value[node.inputs[1]].type.dtype == BFLOAT16)
+    return None
 
 
 Rule = Callable[[Any, Sequence[Bounded], Sequence[Any], StepView], Sequence[Any]]
@@ -126,56 +160,27 @@ def _write(op: Op, inputs: Sequence[Bounded], values: Sequence[Any], view: StepV
     return op.reference([state.error, keys.error, cached.error, rows.value], view)
 
 
-def _attention(
-    op: Attention, inputs: Sequence[Bounded], values: Sequence[Any], view: StepView
-) -> Any:
+def _is_scaled(block: Block, name: str) -> bool:
+    """Whether rows are made here from a statistic of theirs, behind views and choices of rows."""
+    while name in block.producer:
+        node = block.nodes[block.producer[name]]
+        if isinstance(node.op, Pointwise):
+            makers = [block.nodes[block.producer[i]] for i in node.inputs if i in block.producer]
+            narrow = block.value[name].type.dtype == BFLOAT16
+            return narrow and any(isinstance(m.op, RowReduce) for m in makers)
+        if not isinstance(node.op, View | SelectRows):
+            return False
+        name = node.inputs[0]
+    return False
+
+
+def _rounded_unscaled(rows: Bounded, weight: Bounded) -> Any:
+    """What it may cost to round rows without their scale."""
     import torch
 
-    error = torch.zeros_like(values[0])
-    for row in sorted({r for r in view.request.tolist() if r >= 0}):
-        mine = torch.nonzero(view.request == row).flatten()
-        error[mine] = _attention_row(op, inputs, row, mine, view.positions[mine])
-    return [error]
-
-
-def _attention_row(
-    op: Attention, inputs: Sequence[Bounded], row: int, mine: Any, positions: Any
-) -> Any:
-    """The tokens of one request: errors of scores become relative errors of softmax weights."""
-    import torch
-
-    first = max(0, int(positions.min()) - op.window + 1) if op.window else 0
-    span = slice(first, int(positions.max()) + 1)
-    q, q_error = inputs[0].value[mine], inputs[0].error[mine]
-    group = q.shape[1] // inputs[1].value.keys[row].shape[1]
-    value, error = inputs[1].value, inputs[1].error
-    k, v, k_error, v_error = (
-        side[row][span].repeat_interleave(group, dim=1)
-        for side in (value.keys, value.values, error.keys, error.values)
-    )
-    at = torch.arange(span.start, span.stop)
-    hidden = at[None, :] > positions[:, None]
-    if op.window:
-        hidden |= positions[:, None] - at[None, :] >= op.window
-
-    def scores(a: Any, b: Any) -> Any:
-        return torch.einsum("thd,nhd->thn", a, b).masked_fill(hidden[:, None], 0)
-
-    exact_scores = scores(q, k) * op.scale
-    spread = scores(q.abs(), k.abs()) * summed(q.shape[-1])
-    spread += scores(q_error, k.abs()) + scores(q.abs(), k_error)
-    off = spread * abs(op.scale) + 6 * U * exact_scores.abs()
-    shown = exact_scores.masked_fill(hidden[:, None], float("-inf"))
-    if op.sinks:
-        sink = inputs[3].value.double()[None, :, None].expand(shown.shape[0], -1, 1)
-        weights = torch.softmax(torch.cat([shown, sink], dim=-1), dim=-1)[..., :-1]
-        off = torch.cat([off, 6 * U * sink.abs()], dim=-1)
-    else:
-        weights = torch.softmax(shown, dim=-1)
-    relative = torch.expm1(2 * off.amax(-1, keepdim=True)) + 2 * LIBRARY + summed(len(at))
-    size = torch.einsum("thn,nhd->thd", weights, v.abs().nan_to_num())
-    moved = torch.einsum("thn,nhd->thd", weights, v_error.nan_to_num())
-    return size * relative + moved + TINY
+    x, w = rows.value, weight.value
+    spread = 5 * NARROW * (x.square() @ w.square().T).sqrt()
+    return torch.minimum(spread, 2 * NARROW * (x.abs() @ w.abs().T))
 
 
 def _unknown(op: Op, inputs: Sequence[Bounded], values: Sequence[Any], view: StepView) -> Any:
@@ -217,7 +222,7 @@ _RULES: Mapping[type[Op], Rule] = {
     RowReduce: _reduce,
     Rope: _rope,
     CacheWrite: _write,
-    Attention: _attention,
+    Attention: attention_error,
 }
 
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from kernelgen.compile.isa import machine_isas
 from kernelgen.core.errors import UsageError
-from kernelgen.core.jsonio import load_file
+from kernelgen.core.jsonio import dumps, load_file
 from kernelgen.ir.codec import block_from_json
 from kernelgen.ir.graph import Block, Role, Table
 from kernelgen.ops.registry import op_kinds
 
+CPU = "cpu"
 _BUILD_AGAIN = "build the model again"
 
 
@@ -23,7 +24,7 @@ class Operand:
     """One operand of a kernel; `shape` holds numbers, T (token rows) and B (logit rows)."""
 
     role: str
-    """`input`, `weight`, `output`, `cache`, `step` or `scratch`"""
+    """`input`, `weight`, `output`, `cache`, `step`, `scratch` or `counters`"""
     name: str
     dtype: str
     shape: tuple[int | str, ...]
@@ -50,15 +51,29 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Use:
+    """How plans use a kernel: `number` of the plan, and the rows that its buffers have.
+
+    Of plans with the same tile for a kernel the largest one stands for all.
+    """
+
+    number: int
+    phase: str
+    size: int
+    logit_rows: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True)
 class BuiltKernel:
     """One kernel of a build."""
 
     name: str
-    phases: tuple[str, ...]
     operands: tuple[Operand, ...]
     block: Block
     layers: tuple[int, ...]
     """layers whose cache its launches are given"""
+    uses: tuple[Use, ...]
 
     @property
     def has_cache(self) -> bool:
@@ -90,6 +105,7 @@ class Built:
 
     folder: Path
     manifest: Mapping[str, Any]
+    """of the model, and of the target that is checked"""
     kernels: tuple[BuiltKernel, ...]
 
     @cached_property
@@ -125,69 +141,111 @@ class Built:
             total += count
         return total
 
-    def largest(self, phase: str) -> int:
-        """Size of the largest plan of a phase."""
-        return max(int(p["size"]) for p in self.manifest["plans"] if p["phase"] == phase)
+    @cached_property
+    def plans(self) -> tuple[Use, ...]:
+        """Every plan as a use."""
+        return tuple(
+            Use(p["id"], p["phase"], p["size"], p["logit_rows"], p["workspace_bytes"])
+            for p in self.manifest["plans"]
+        )
 
-    def workspace_bytes(self, phase: str, tokens: int) -> int:
-        """What the smallest plan that takes the step has for all buffers: enough for scratch."""
-        plans = [p for p in self.manifest["plans"] if p["phase"] == phase]
-        fit = [p for p in plans if p["size"] >= tokens]
-        return int(min(fit, key=lambda p: int(p["size"]))["workspace_bytes"])
+    def plan(self, phase: str, size: int) -> Use:
+        """The smallest plan of a phase that takes `size` requests or tokens."""
+        fit = [p for p in self.plans if p.phase == phase and p.size >= size]
+        return min(fit, key=lambda p: p.size)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it is for a GPU."""
+        return str(self.manifest["target"]) != CPU
 
     def libraries(self) -> Mapping[str, Path]:
         """Instruction set → library, those that this machine can run, best first."""
+        found = {lib["isa"]: self.folder / lib["path"] for lib in self.manifest["libraries"]}
+        if self.on_gpu:
+            return found
         cpuinfo = Path("/proc/cpuinfo")
         here = machine_isas(cpuinfo.read_text()) if cpuinfo.exists() else ()
-        return {
-            lib["isa"]: self.folder / lib["path"]
-            for target in self.manifest["targets"]
-            for lib in target["libraries"]
-            if lib["isa"] in here
-        }
+        return {isa: path for isa, path in found.items() if isa in here}
 
 
-def read_build(folder: Path) -> Built:
-    """The build in `folder`; `UsageError` where a file is missing or does not hold what it must."""
+def read_build(folder: Path, target: str = CPU) -> Built:
+    """The build in `folder` for a target; `sm_90` is the first one of that SM.
+
+    `UsageError` where a file is missing or does not hold what it must.
+    """
     manifest = load_file(folder / "manifest.json")
-    kernels = load_file(folder / "kernels.json")
-    if not isinstance(manifest, dict) or not isinstance(kernels, list):
+    if not isinstance(manifest, dict):
         raise UsageError("not a build", where=str(folder), hint=_BUILD_AGAIN)
     try:
-        layers = _layers(folder)
-        # Checked here is the CPU's program: its sections stand beside those of the model.
-        targets: Any = manifest["targets"]
-        cpu = {t["target"]: t for t in targets}.get("cpu")
-        found = tuple(_kernel(data, layers) for data in kernels)
+        section = _section(manifest, target, folder)
+        name = str(section["target"])
+        below = "" if name == CPU else f"{name.partition(':')[0]}/"
+        path = folder / f"{below}kernels.json"
+        kernels = load_file(path)
+        if not isinstance(kernels, list):
+            raise UsageError("not a build", where=str(path), hint=_BUILD_AGAIN)
+        uses = _uses(folder, section)
+        found = tuple(_kernel(data, uses) for data in kernels)
     except (KeyError, TypeError, AttributeError) as error:
         where = str(folder / "kernels.json")
         raise UsageError(f"lacks {error}", where=where, hint=_BUILD_AGAIN) from error
-    if cpu is None:
-        raise UsageError("was not built for the CPU", where=str(folder), hint=_BUILD_AGAIN)
-    return Built(folder, {**manifest, **cpu}, found)
+    return Built(folder, {**manifest, **section}, found)
 
 
-def _kernel(data: Any, layers: Mapping[str, Sequence[int]]) -> BuiltKernel:
+def _section(manifest: Mapping[str, Any], target: str, folder: Path) -> Mapping[str, Any]:
+    """What the manifest says of a target."""
+    for section in manifest["targets"]:
+        if target in (section["target"], section["target"].partition(":")[0]):
+            found: Mapping[str, Any] = section
+            return found
+    what = "the CPU" if target == CPU else target
+    known = ", ".join(section["target"] for section in manifest["targets"])
+    text = f"was not built for {what}"
+    raise UsageError(text, where=str(folder), allowed=known, hint=_BUILD_AGAIN)
+
+
+@dataclass
+class _Uses:
+    """What plans say of one kernel: its layers, and uses by phase and tile."""
+
+    layers: set[int] = field(default_factory=set)
+    by_tile: dict[tuple[str, str], Use] = field(default_factory=dict)
+
+
+def _uses(folder: Path, section: Mapping[str, Any]) -> dict[str, _Uses]:
+    """Kernel → how the plans of a target use it. On the CPU a tile is none of a plan's."""
+    found: dict[str, _Uses] = {}
+    known = {(p["phase"], p["size"]): p for p in section["plans"]}
+    on_cpu = section["target"] == CPU
+    for path in sorted(folder.glob("plans/*.json")):
+        plan: Any = load_file(path)
+        if plan["target"] != section["target"]:
+            continue
+        phase, size = plan["phase"], plan["size"]
+        own = known[phase, size]
+        number = int(phase == "decode") if on_cpu else own["id"]
+        use = Use(number, phase, size, own["logit_rows"], own["workspace_bytes"])
+        for launch in plan["kernels"]:
+            of = found.setdefault(launch["name"], _Uses())
+            tile = "" if on_cpu else dumps(launch["choice"])
+            if launch["layer"] is not None:
+                of.layers.add(launch["layer"])
+            before = of.by_tile.get((phase, tile))
+            if before is None or before.size < size:
+                of.by_tile[phase, tile] = use
+    return found
+
+
+def _kernel(data: Any, uses: Mapping[str, _Uses]) -> BuiltKernel:
+    of = uses.get(data["name"], _Uses())
     return BuiltKernel(
         name=data["name"],
-        phases=tuple(data["phases"]),
         operands=tuple(
             Operand(o["role"], o["name"], o["dtype"], tuple(o["shape"]), o["layout"])
             for o in data["signature"]
         ),
         block=block_from_json(data["graph"], op_kinds()),
-        layers=tuple(layers.get(data["name"], ())),
+        layers=tuple(sorted(of.layers)),
+        uses=tuple(sorted(of.by_tile.values(), key=lambda u: (u.phase, u.size))),
     )
-
-
-def _layers(folder: Path) -> dict[str, list[int]]:
-    """Kernel → layers it is launched for, from the plans of the build."""
-    found: dict[str, set[int]] = {}
-    for path in sorted(folder.glob("plans/*.json")):
-        plan = load_file(path)
-        if not isinstance(plan, dict) or plan["target"] != "cpu":
-            continue
-        for launch in plan["kernels"]:  # type: ignore[union-attr]
-            if isinstance(launch, dict) and isinstance(launch["layer"], int):
-                found.setdefault(str(launch["name"]), set()).add(launch["layer"])
-    return {name: sorted(layers) for name, layers in found.items()}

@@ -70,6 +70,13 @@ def filled_pool(
     """
     pool.fill_(POISON)
     pool[0] = 0
+    write_layer(pool, scenario, place, tables, cache)
+
+
+def write_layer(
+    pool: Tensor, scenario: Scenario, place: CachePlace, tables: Tables, cache: DenseCache
+) -> None:
+    """Puts what a layer's cache holds to its pages; NaN is what nobody may read, and left out."""
     import torch
 
     table = tables.entries[place.group.name]

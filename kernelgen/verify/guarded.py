@@ -52,6 +52,11 @@ class Guarded:
         made.tensor.copy_(tensor)
         return made
 
+    @property
+    def content(self) -> Tensor:
+        """What it holds, on the CPU."""
+        return self.tensor
+
     def damage(self) -> int:
         """Bytes around the buffer that have been written."""
         return int((self._before != POISON).sum() + (self._after != POISON).sum())

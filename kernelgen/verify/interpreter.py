@@ -1,8 +1,9 @@
 """Owns Triton's interpreter as an oracle: generated kernels on the CPU, rounding as a GPU does.
 
 The interpreter of Triton 3.6 to 3.9 keeps bfloat16 as bits and does arithmetic on those bits,
-truncates where a GPU rounds, and cannot use a scalar as a loop bound with numpy 2.4. `install`
-repairs that; kernels themselves need no change.
+truncates where a GPU rounds, calls a comparison of integers an integer (3.9 then refuses it as a
+mask), and cannot use a scalar as a loop bound with numpy 2.4. `install` repairs that; kernels
+themselves need no change.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kernelgen.core.errors import UsageError
+from kernelgen.verify.overflow import install_overflow_check
 
 _SWITCH = "TRITON_INTERPRET"
 _STATE = {"installed": False}
@@ -34,7 +36,7 @@ class Unit(Protocol):
 
     @property
     def signature(self) -> Sequence[Any]:
-        """Run-time arguments in order, each with a `name`."""
+        """Run-time arguments in order, each with a `name` and, for a descriptor, its `block`."""
 
     @property
     def constants(self) -> Sequence[tuple[str, Any]]:
@@ -59,14 +61,26 @@ def install() -> None:
 
 
 def interpret(unit: Unit, grid: tuple[int, int, int], arguments: Sequence[Any]) -> None:
-    """Run one kernel on CPU tensors and numbers, in the order of the unit's signature."""
+    """Run one kernel on CPU tensors and numbers, in the order of the unit's signature.
+
+    For a descriptor the matrix that it describes, `[rows, columns]`.
+    """
     install()
     given = {"PDL": False, "INTERPRET": True}
     function = _function(unit)
     constants = dict(unit.constants)
     constants |= {k: v for k, v in given.items() if k in function.arg_names}
-    names = [a.name for a in unit.signature]
-    function[grid](**dict(zip(names, arguments, strict=True)), **constants)
+    values = {
+        a.name: value if a.block is None else _descriptor(value, a.block)
+        for a, value in zip(unit.signature, arguments, strict=True)
+    }
+    function[grid](**values, **constants)
+
+
+def _descriptor(matrix: Any, block: tuple[int, int]) -> Any:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    return TensorDescriptor.from_tensor(matrix, list(block))
 
 
 def _function(unit: Unit) -> Any:
@@ -103,8 +117,12 @@ def _repair(interpreter: Any) -> None:
 
     interpreter._convert_float = convert
     for name in ("binary_op", "unary_op", "ternary_op"):
-        setattr(builder, name, _through_float32(interpreter, getattr(builder, name)))
+        plain_op = _with_truth(interpreter, getattr(builder, name))
+        setattr(builder, name, _through_float32(interpreter, plain_op))
     builder.create_dot = _dot(interpreter)
+    builder.create_inline_asm = _hint(interpreter)
+    install_overflow_check(interpreter)
+    _repair_constants(interpreter)
     _repair_externs(interpreter)
     _repair_index(interpreter)
 
@@ -123,6 +141,18 @@ def _rounded(values: Any) -> Any:
     word = np.ascontiguousarray(values).view(np.uint32)
     nearest = ((word + 0x7FFF + (word >> 16 & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), nearest).astype(np.uint16)
+
+
+def _with_truth(interpreter: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """An elementwise operation whose truth values are typed as such."""
+    import numpy as np
+    import triton.language as tl
+
+    def run(self: Any, *arguments: Any) -> Any:
+        made = plain(self, *arguments)
+        return interpreter.TensorHandle(made.data, tl.int1) if made.data.dtype == np.bool_ else made
+
+    return run
 
 
 def _through_float32(interpreter: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,6 +199,41 @@ def _dot(interpreter: Any) -> Callable[..., Any]:
         return interpreter.TensorHandle(product + sums.data, sums.dtype.scalar)
 
     return run
+
+
+def _hint(interpreter: Any) -> Callable[..., Any]:
+    """Assembly that only asks for lines of a cache: nothing happens. No other is known."""
+    import numpy as np
+    import triton.language as tl
+
+    class Nothing:
+        """Results of an instruction that leaves none."""
+
+        def __init__(self, like: Any) -> None:
+            self._data = np.zeros(like.shape, np.int32)
+
+        def get_result(self, number: int) -> Any:
+            return interpreter.TensorHandle(self._data, tl.int32)
+
+    def run(self: Any, text: str, constraints: str, values: Any, *unused: Any) -> Any:
+        if not text.startswith("prefetch."):
+            raise NotImplementedError(f"the interpreter knows no assembly: {text}")
+        return Nothing(values[0].data)
+
+    return run
+
+
+def _repair_constants(interpreter: Any) -> None:
+    """A constant minus a tensor is a constant that holds a tensor; 3.7 takes it for neither."""
+    import triton.language as tl
+
+    semantic = type(interpreter.interpreter_semantic)
+    plain = semantic.to_tensor
+
+    def to_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
+        return plain(self, x.value if isinstance(x, tl.constexpr) else x, check_type)
+
+    semantic.to_tensor = to_tensor
 
 
 def _repair_index(interpreter: Any) -> None:

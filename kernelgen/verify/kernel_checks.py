@@ -15,29 +15,30 @@ from kernelgen.verify.compare import compare, compare_choices, different
 from kernelgen.verify.guarded import poison
 from kernelgen.verify.library import KernelLibrary
 from kernelgen.verify.operands import Given
-from kernelgen.verify.scenario import Scenario, scenarios
+from kernelgen.verify.place import Place
+from kernelgen.verify.scenario import Scenario, planned_scenarios, scenarios
 from kernelgen.verify.tensors import Tensor
 from kernelgen.verify.trial import Ran, Trial
 
-THREADS = (2, 1, 3)
-"""what is compared is the first; the others must give its bits"""
 ROWS_ALONE = 4
 Note = Callable[[str], None]
 
 
 def check_kernel(
-    built: Built, kernel: BuiltKernel, library: KernelLibrary, note: Note
+    built: Built, kernel: BuiltKernel, library: KernelLibrary, where: Place, note: Note
 ) -> list[Check]:
     """All checks of one kernel, each over all of its steps; `note` hears of every new step."""
     found: dict[str, list[Check]] = {}
-    args = built.manifest["args"]
+    args, by_plan = built.manifest["args"], where.promises.by_plan
     positions = min(args["max_pages"] * 16, built.manifest["model"]["max_positions"])
+    steps = planned_scenarios if by_plan else scenarios
     for layer in _layers(built, kernel):
-        trial = Trial(built, kernel, layer, library)
-        for phase in kernel.phases:
-            for scenario in scenarios(phase, positions, built.largest(phase)):
-                note(scenario.name)
-                for check in _checks(trial, scenario):
+        for use in kernel.uses:
+            trial = Trial(built, kernel, layer, use, library, where)
+            for scenario in steps(use.phase, positions, use.size):
+                named = replace(scenario, name=f"{scenario.name}, plan {use.phase} {use.size}")
+                note((named if by_plan else scenario).name)
+                for check in _checks(trial, named if by_plan else scenario):
                     found.setdefault(check.what, []).append(check)
     return [worst(checks) for checks in found.values()]
 
@@ -54,11 +55,11 @@ def _layers(built: Built, kernel: BuiltKernel) -> tuple[int | None, ...]:
 
 
 def _checks(trial: Trial, scenario: Scenario) -> Iterator[Check]:
-    name = trial.kernel.name
+    name, promises = trial.kernel.name, trial.where.promises
     given = trial.given(scenario)
     try:
-        runs = [trial.run(given, threads) for threads in THREADS]
-    except (ValueError, TypeError, RuntimeError) as error:
+        runs = [trial.run(given, threads) for threads in promises.runs]
+    except promises.refusals as error:
         yield faults(name, "values", 1, 1, f"{scenario.name}: refused: {error}")
         return
     first = runs[0]
@@ -66,8 +67,8 @@ def _checks(trial: Trial, scenario: Scenario) -> Iterator[Check]:
     damage = [text for run in runs for text in run.damage]
     yield faults(name, "memory", len(runs), len(damage), f"{scenario.name}: {damage[:1]}")
     changed = sum(_different(first, run) for run in runs[1:])
-    text = f"{scenario.name}: elements that differ between thread counts"
-    yield faults(name, "threads", len(runs) - 1, changed, text)
+    text = f"{scenario.name}: elements that differ between runs"
+    yield faults(name, promises.repeats, len(runs) - 1, changed, text)
     yield from _alone(trial, given, first)
     yield from _unowned_rows(trial, given, first)
 
@@ -151,7 +152,7 @@ def _different(a: Ran, b: Ran) -> int:
 
 
 def _alone(trial: Trial, given: Given, ran: Ran) -> Iterator[Check]:
-    """Some rows computed in a step of their own: the same bits as in company."""
+    """Some rows computed in a step of their own: right, and if promised the bits of company."""
     scenario, name = given.scenario, trial.kernel.name
     if scenario.tokens < 2:
         return
@@ -159,7 +160,11 @@ def _alone(trial: Trial, given: Given, ran: Ran) -> Iterator[Check]:
     tokens = sorted(asked) if trial.kernel.by_logit_rows else _owners(scenario)
     for token in tokens[:: max(1, len(tokens) // ROWS_ALONE)][:ROWS_ALONE]:
         b = asked.get(token, 0)
-        single = trial.run(given.only(trial.kernel, token, b), THREADS[0])
+        alone = given.only(trial.kernel, token, b)
+        single = trial.run(alone, trial.where.promises.runs[0])
+        if not trial.where.promises.alone_is_equal:
+            yield from _values(trial, alone, single)
+            continue
         count = 0
         for operand in trial.kernel.outputs:
             row = token if operand.leading == "T" else b
@@ -200,7 +205,7 @@ def _unowned_rows(trial: Trial, given: Given, ran: Ran) -> Iterator[Check]:
         poisoned: Tensor = inputs[name][unused]
         poison(poisoned)
         inputs[name][unused] = poisoned
-    after: Any = trial.run(replace(given, inputs=inputs), THREADS[0])
+    after: Any = trial.run(replace(given, inputs=inputs), trial.where.promises.runs[0])
     keep = sorted(used)
     for operand in kernel.outputs:
         if operand.leading == "T":

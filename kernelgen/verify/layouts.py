@@ -46,12 +46,16 @@ _LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class PagePart:
-    """One layer's part of every page: keys and values of 16 tokens from byte `offset` on."""
+    """One layer's part of every page: keys and values of 16 tokens from byte `offset` on.
+
+    `by_token`: each token's keys and values lie together, as on a GPU.
+    """
 
     kv_heads: int
     head_dim: int
     dtype: DType
     offset: int
+    by_token: bool = False
 
     @property
     def bytes(self) -> int:
@@ -73,7 +77,9 @@ class PagePart:
         d = torch.arange(self.head_dim)[None, None, :]
         start = self.offset // self.dtype.bytes
         values_start = start + PAGE_TOKENS * self.kv_heads * self.head_dim
-        if self.dtype == BFLOAT16:
+        if self.by_token:
+            keys = values = (h * PAGE_TOKENS + t) * self.head_dim + d
+        elif self.dtype == BFLOAT16:
             keys = ((h * (self.head_dim // 2) + d // 2) * PAGE_TOKENS + t) * 2 + d % 2
             values = ((h * (PAGE_TOKENS // 2) + t // 2) * self.head_dim + d) * 2 + t % 2
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from kernelgen.core.errors import CheckFailed
@@ -11,6 +12,8 @@ _STEP_NUMBERS = {"token_ids": 0, "positions": 1, "rows": 2, "logit_tokens": 3, "
 """how the `kernel` function names step values"""
 _FIRST_LAYER = 1000
 """added to a layer's number among those with a cache"""
+PREPARE = "prepare"
+"""the launch that opens every step on a GPU"""
 ABI = 1
 
 
@@ -32,12 +35,26 @@ class KernelLibrary:
         self._bound[name] = tensor
 
     def set_threads(self, count: int) -> None:
-        """Worker threads of what follows."""
-        self._module["kg_set_threads"](count)
+        """Worker threads of what follows; 0 where there are none."""
+        if count:
+            self._module["kg_set_threads"](count)
 
-    def run(self, kernel: str, phase: str, args: Tensor, operands: list[Tensor | int]) -> None:
-        """Runs one kernel; ValueError and TypeError are the library's own refusals."""
-        self._module["kernel"](kernel, int(phase == "decode"), args, *operands)
+    def run(
+        self, kernel: str, number: int, args: Tensor, operands: Sequence[Tensor | int | None]
+    ) -> None:
+        """Runs one kernel; ValueError and TypeError are the library's own refusals.
+
+        `number`: on the CPU 1 for a decode step, else 0; on a GPU the plan whose tile it takes.
+        """
+        self._module["kernel"](kernel, number, args, *operands)
+
+    def prepare(self, plan: int, args: Tensor) -> None:
+        """On a GPU: writes the step values of a plan into the workspace, as every step starts."""
+        self._module["kernel"](PREPARE, plan, args)
+
+    def step(self, plan: int, args: Tensor) -> None:
+        """Runs a whole step on what is bound."""
+        self._module["step"](plan, args)
 
     @staticmethod
     def step_value(name: str) -> int:

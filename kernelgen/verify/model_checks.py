@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,14 @@ import numpy as np
 from kernelgen.core.errors import UsageError
 from kernelgen.core.resources import runtime_dir
 from kernelgen.verify.built import Built
-from kernelgen.verify.checks import Callback, Check, Progress, faults
+from kernelgen.verify.checks import Callback, Check, Progress, faults, worst
 from kernelgen.verify.model_bounds import LogitBound, logit_bound
 from kernelgen.verify.model_cases import Case, Floats, read_logits, write_prompts
 from kernelgen.verify.supervisor import Child
 
 CHUNKS = (1, 7, 16)
 """one token a step, across page edges, exactly a page"""
+GPU_CHUNKS = (1, 16)
 PREFIXES = (1, 2, 17)
 """prompts of other lengths that share a batch with the recorded ones"""
 RUN_SECONDS = 1800.0
@@ -41,6 +42,7 @@ class ModelUnderTest:
         out = prompts.with_suffix(".out.npz")
         command = ["-m", "kernelgen_runtime", "logits", str(self.built.folder)]
         command += ["--weights", str(self.weights), "--cases", str(prompts), "--out", str(out)]
+        command += ["--device", "cuda" if self.built.on_gpu else "cpu"]
         if self.threads is not None:
             command += ["--threads", str(self.threads)]
         with Child([*command, *options], [runtime_dir().parent]) as child:
@@ -55,18 +57,20 @@ class ModelUnderTest:
 def check_model(
     model: ModelUnderTest, cases: Sequence[Case], *, progress: Callback | None = None
 ) -> tuple[Check, ...]:
-    """Logits and greedy ids of every case, then: any chunking, and a mixed batch, bit for bit."""
+    """Logits and greedy ids of every case, then any chunking and a mixed batch.
+
+    On the CPU those have the bits of one piece and of each case alone. A GPU takes other tiles for
+    other sizes: there they lie within the same bound as the logits themselves, and what has to be
+    equal bit for bit is a batch run from graphs and kernel by kernel.
+    """
     manifest = model.built.manifest
-    vocab = manifest["model"]["vocab"]
-    for case in cases:
-        if case.prefill_logits.shape[1] != vocab:
-            text = f"case {case.name} was recorded for {case.prefill_logits.shape[1]} token ids"
-            raise UsageError(text, where="recorded cases", allowed=f"{vocab}, as the model has")
+    _check_vocabulary(cases, manifest["model"]["vocab"])
+    chunks = GPU_CHUNKS if model.built.on_gpu else CHUNKS
     found: list[Check] = []
 
     def done(label: str, number: int) -> None:
         if progress is not None:
-            progress(Progress(number, 2 + len(CHUNKS), label))
+            progress(Progress(number, 2 + len(chunks), label))
 
     with tempfile.TemporaryDirectory(prefix="kernelgen-verify-") as folder:
         prompts = Path(folder) / "prompts.npz"
@@ -75,16 +79,50 @@ def check_model(
             whole = model.logits(prompts)
         except _RunFailed as error:
             return (faults("model", "ends", len(cases), 1, str(error)),)
+        bounds = {}
         for case in cases:
             bound = logit_bound(case, manifest["activation_dtype"], model.built.parameters)
+            bounds[case.key] = bound.value if model.built.on_gpu else 0.0
             found += [_logits(case, whole[case.key], bound), _ids(case, whole[case.key], bound)]
         done("recorded cases", 1)
-        for number, chunk in enumerate(CHUNKS):
-            found.append(_chunked(model, prompts, whole, chunk))
+        expected = _Expected(whole, bounds)
+        for number, chunk in enumerate(chunks):
+            found.append(_chunked(model, prompts, expected, chunk))
             done(f"chunks of {chunk}", 2 + number)
-        found.append(_batched(model, Path(folder) / "batch.npz", cases, whole))
-        done("mixed batch", 2 + len(CHUNKS))
+        found += _batched(model, Path(folder) / "batch.npz", cases, expected)
+        done("mixed batch", 2 + len(chunks))
     return tuple(found)
+
+
+def _check_vocabulary(cases: Sequence[Case], vocab: int) -> None:
+    for case in cases:
+        if case.prefill_logits.shape[1] != vocab:
+            text = f"case {case.name} was recorded for {case.prefill_logits.shape[1]} token ids"
+            raise UsageError(text, where="recorded cases", allowed=f"{vocab}, as the model has")
+
+
+@dataclass(frozen=True)
+class _Expected:
+    """Logits of each case by key, and how far others may be off: 0 asks for the same bits."""
+
+    whole: Mapping[str, Floats]
+    bounds: Mapping[str, float]
+
+    def check(self, what: str, found: Mapping[str, Floats], detail: str) -> Check:
+        """The worst case; a key may have a suffix, and fewer rows than the case."""
+        checks = []
+        for key, rows in found.items():
+            base = key.partition("-")[0]
+            whole, bound = self.whole[base][: len(rows)], self.bounds[base]
+            if bound and rows.shape == whole.shape:
+                off = float(np.abs(rows.astype(np.float64) - whole).max(initial=0.0))
+                close = off <= bound  # a NaN is not
+                error = off if np.isfinite(off) else float(rows.size)
+                checks.append(Check("model", what, 1, error, bound, close, f"case {base}"))
+            else:
+                count = _differing(rows, whole)
+                checks.append(faults("model", what, 1, count, f"logits {detail}"))
+        return worst(checks)
 
 
 def _logits(case: Case, ours: Floats, bound: LogitBound) -> Check:
@@ -117,21 +155,20 @@ def _ids(case: Case, ours: Floats, bound: LogitBound) -> Check:
     return Check(case.name, "greedy ids", count, float(len(wrong)), 0.0, not len(wrong), detail)
 
 
-def _chunked(model: ModelUnderTest, prompts: Path, whole: dict[str, Floats], chunk: int) -> Check:
-    """Prompts in pieces of at most `chunk` tokens: the bits of one piece."""
+def _chunked(model: ModelUnderTest, prompts: Path, expected: _Expected, chunk: int) -> Check:
+    """Prompts in pieces of at most `chunk` tokens."""
     what = f"chunks of {chunk}"
     try:
         pieces = model.logits(prompts, "--chunk", str(chunk))
     except _RunFailed as error:
-        return faults("model", what, len(whole), 1, str(error))
-    count = sum(_differing(pieces[key], whole[key]) for key in whole)
-    return faults("model", what, len(whole), count, "logits whose bits differ from one piece")
+        return faults("model", what, len(expected.whole), 1, str(error))
+    return expected.check(what, pieces, "whose bits differ from one piece")
 
 
 def _batched(
-    model: ModelUnderTest, path: Path, cases: Sequence[Case], whole: dict[str, Floats]
-) -> Check:
-    """All cases and some of their beginnings in one batch: the bits of each alone."""
+    model: ModelUnderTest, path: Path, cases: Sequence[Case], expected: _Expected
+) -> list[Check]:
+    """All cases and some of their beginnings in one batch; on a GPU kernel by kernel as well."""
     prompts = {c.key: (c.prompt_ids.tolist(), c.fed_ids.tolist()) for c in cases}
     for case in cases:
         for length in PREFIXES:
@@ -139,15 +176,19 @@ def _batched(
                 rest = case.prompt_ids[length : length + 3].tolist()
                 prompts[f"{case.key}-{length}"] = (case.prompt_ids[:length].tolist(), rest)
     write_prompts(path, prompts)
+    what = "mixed batch"
     try:
         together = model.logits(path, "--batch")
+        found = [expected.check(what, together, "whose bits differ from those of the case alone")]
+        if model.built.on_gpu:
+            what = "without graphs"
+            eager = model.logits(path, "--batch", "--eager")
+            count = sum(_differing(eager[key], together[key]) for key in together)
+            text = "logits whose bits differ from those of graphs"
+            found.append(faults("model", what, len(together), count, text))
     except _RunFailed as error:
-        return faults("model", "mixed batch", len(prompts), 1, str(error))
-    count = 0
-    for key, rows in together.items():
-        count += _differing(rows, whole[key.partition("-")[0]][: len(rows)])
-    detail = "logits whose bits differ from those of the case alone"
-    return faults("model", "mixed batch", len(prompts), count, detail)
+        return [faults("model", what, len(prompts), 1, str(error))]
+    return found
 
 
 def _differing(a: Floats, b: Floats) -> int:

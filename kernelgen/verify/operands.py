@@ -16,8 +16,8 @@ from kernelgen.verify.arguments import Ids, Tables, block_tables, token_ids
 from kernelgen.verify.built import Built, BuiltKernel, Operand
 from kernelgen.verify.cache_pool import CachePlace, dense_cache, filled_pool
 from kernelgen.verify.evaluate import table_tensor
-from kernelgen.verify.guarded import Guarded
 from kernelgen.verify.layouts import PagePart, laid_out
+from kernelgen.verify.place import Buffer, Place
 from kernelgen.verify.scenario import Scenario
 from kernelgen.verify.tensors import Generator, Tensor
 
@@ -27,7 +27,7 @@ class Weights:
     """A kernel's parameters: as they are meant (float64) and as the kernel is given them."""
 
     meant: Mapping[str, Any]
-    given: Mapping[str, Guarded]
+    given: Mapping[str, Buffer]
 
 
 @dataclass(frozen=True)
@@ -52,25 +52,29 @@ class Given:
         cut = {"T": slice(token, token + 1), "B": slice(logit_row, logit_row + 1)}
         leading = {o.name: o.leading for o in kernel.operands}
         ids = Ids(self.ids.given[cut["T"]], self.ids.meant[cut["T"]], self.ids.last_sampled)
+        row, cache = self.scenario.owners[token], self.cache
+        if cache is not None:
+            cache = DenseCache([cache.keys[row]], [cache.values[row]])
         return replace(
             self,
             scenario=self.scenario.alone(token),
-            tables=self.tables.only(self.scenario.owners[token]),
+            tables=self.tables.only(row),
+            cache=cache,
             ids=ids,
             inputs={name: value[cut[leading[name]]] for name, value in self.inputs.items()},
         )
 
 
-def random_weights(built: Built, kernel: BuiltKernel) -> Weights:
+def random_weights(built: Built, kernel: BuiltKernel, where: Place) -> Weights:
     """One set for all scenarios; rotary tables are the model's own."""
     meant: dict[str, Any] = {}
-    given: dict[str, Guarded] = {}
+    given: dict[str, Buffer] = {}
     made = _generator(kernel.name, "weights")
     for operand in kernel.operands:
         if operand.role == "weight":
             plain = _weight(built, operand, made)
             meant[operand.name] = plain.double()
-            given[operand.name] = Guarded.of(laid_out(plain, operand.layout))
+            given[operand.name] = where.copy(laid_out(plain, operand.layout))
     return Weights(meant, given)
 
 
@@ -94,12 +98,12 @@ def random_operands(
     return Given(scenario, tables, ids, inputs, pool, cache)
 
 
-def cache_place(built: Built, kernel: BuiltKernel, layer: int) -> CachePlace:
+def cache_place(built: Built, kernel: BuiltKernel, layer: int, where: Place) -> CachePlace:
     """The layer's group and its part of a page; the kernel's own state says heads and dtype."""
     state = next(v.type for v in kernel.block.values if v.role is Role.STATE)
     kv_heads, head_dim = (d for d in state.shape if isinstance(d, int))
     group = next(g for g in built.groups if layer in g.layers)
-    part = PagePart(kv_heads, head_dim, state.dtype, 0)
+    part = PagePart(kv_heads, head_dim, state.dtype, 0, where.promises.cache_by_token)
     offset = group.layers.index(layer) * part.stride
     return CachePlace(layer, group, replace(part, offset=offset))
 

@@ -12,6 +12,8 @@ MIXED_TOKENS = (1, 2, 3, 7, 64, 513)
 DECODE_ROWS = (1, 2, 7, 33)
 """alone, a pair, an odd number, more than one register tile and not a plan's size"""
 MOST_LOGIT_ROWS = 96
+MOST_PLANNED_TOKENS = 1100
+"""of the steps that plans of any size are tried on: beyond eight bands of the largest tile"""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,21 @@ def scenarios(phase: str, most_positions: int, most: int) -> tuple[Scenario, ...
     return tuple(dict.fromkeys(found))
 
 
+def planned_scenarios(phase: str, most_positions: int, size: int) -> tuple[Scenario, ...]:
+    """The steps on which a plan of `size` is tried: full, nearly full, half, and one token.
+
+    Long prompts are cut: a reference of 8192 tokens takes minutes.
+    """
+    if phase == "decode":
+        sizes = sorted({1, size // 2 + 1, max(1, size - 1), size})
+        return tuple(_decode(n, most_positions) for n in sizes)
+    full = min(size, MOST_PLANNED_TOKENS)
+    several = {min(full, 83), full, full - (full == size)}
+    found = [_one_chunk(1, most_positions), _one_chunk(min(full, 300), most_positions)]
+    found += [_several(n, most_positions) for n in sorted(several)]
+    return tuple(dict.fromkeys(found))
+
+
 def _decode(rows: int, most_positions: int) -> Scenario:
     """One token a request; every fifth row is padding, with and without a token row."""
     histories, sampling = cycle(_HISTORIES), cycle(_SAMPLING)
@@ -156,6 +173,22 @@ def _several(tokens: int, most_positions: int) -> Scenario:
             requests.append(Request(history, new, _slot(len(requests)), next(sampling)))
         left -= new
     return _asked(f"{tokens} tokens of {len(requests)} requests", "mixed", tuple(requests))
+
+
+def ladder_scenario(rows: int, most_positions: int) -> Scenario:
+    """The decode step of which `beginning` cuts others."""
+    return _decode(rows, most_positions)
+
+
+def beginning(scenario: Scenario, rows: int) -> Scenario:
+    """The first request rows of a step."""
+    name = f"{scenario.phase} {rows} rows"
+    return _asked(name, scenario.phase, scenario.requests[:rows])
+
+
+def mixed_scenario(tokens: int, most_positions: int) -> Scenario:
+    """Pieces of several prompts, `tokens` in all."""
+    return _several(tokens, most_positions)
 
 
 def _asked(name: str, phase: str, requests: tuple[Request, ...]) -> Scenario:

@@ -18,7 +18,9 @@ import kernelgen
 from kernelgen.core.errors import KernelgenError
 from kernelgen.verify.built import Built
 from kernelgen.verify.checks import Callback, Check, Progress, faults
+from kernelgen.verify.library import PREPARE
 from kernelgen.verify.model_bounds import TINY_PARAMETERS
+from kernelgen.verify.step_checks import STEP
 
 STEP_SECONDS = 300.0
 """a step of one kernel takes seconds, its reference included, even at published sizes"""
@@ -34,7 +36,7 @@ def check_kernels(
     progress: Callback | None = None,
     step_seconds: float = STEP_SECONDS,
 ) -> tuple[Check, ...]:
-    """Every kernel, or the named ones, in the named libraries.
+    """Every kernel, or the named ones, in the named libraries; of a GPU whole steps as well.
 
     `isas` None: every library that this machine runs for a tiny model, else the best one, which is
     the one that a runtime takes. A kernel that crashes or exceeds `step_seconds` in one step is a
@@ -47,7 +49,9 @@ def check_kernels(
     if unknown or not chosen:
         text = f"no library for {', '.join(unknown) or 'this machine'} that can run here"
         raise KernelgenError(text, where=str(built.folder), allowed=", ".join(libraries) or "none")
-    names = [k.name for k in built.kernels if kernels is None or k.name in kernels]
+    besides = (PREPARE, STEP) if built.on_gpu else ()
+    known = [*(k.name for k in built.kernels), *besides]
+    names = [name for name in known if kernels is None or name in kernels]
     found: list[Check] = []
     for n, isa in enumerate(chosen):
         tag = f" [{isa}]" if len(chosen) > 1 else ""

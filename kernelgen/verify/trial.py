@@ -11,11 +11,12 @@ from kernelgen.ops.step import DenseCache, StepView
 from kernelgen.verify.arguments import step_values, step_view, write_args
 from kernelgen.verify.bounded import Bounded
 from kernelgen.verify.bounds import evaluate_bounded
-from kernelgen.verify.built import Built, BuiltKernel, Operand
+from kernelgen.verify.built import Built, BuiltKernel, Operand, Use
 from kernelgen.verify.compare import different
-from kernelgen.verify.guarded import Guarded
+from kernelgen.verify.guarded import poison
 from kernelgen.verify.library import KernelLibrary
 from kernelgen.verify.operands import Given, cache_place, random_operands, random_weights
+from kernelgen.verify.place import Buffer, Place
 from kernelgen.verify.scenario import Scenario
 
 _UNSAMPLED = -7
@@ -36,14 +37,21 @@ class Ran:
 
 
 class Trial:
-    """Tries one kernel of a build for one layer."""
+    """Tries one kernel of a build for one layer, as plans use it."""
 
     def __init__(
-        self, built: Built, kernel: BuiltKernel, layer: int | None, library: KernelLibrary
+        self,
+        built: Built,
+        kernel: BuiltKernel,
+        layer: int | None,
+        use: Use,
+        library: KernelLibrary,
+        where: Place,
     ) -> None:
-        self.built, self.kernel, self.library = built, kernel, library
-        self.place = None if layer is None else cache_place(built, kernel, layer)
-        self.weights = random_weights(built, kernel)
+        self.built, self.kernel, self.use = built, kernel, use
+        self.library, self.where = library, where
+        self.place = None if layer is None else cache_place(built, kernel, layer, where)
+        self.weights = random_weights(built, kernel, where)
 
     def given(self, scenario: Scenario) -> Given:
         """Fresh random operands for a scenario."""
@@ -59,7 +67,7 @@ class Trial:
             for value in block.values
             if value.name not in block.producer
         }
-        return evaluate_bounded(block, outside, view), view
+        return evaluate_bounded(block, outside, view, self.where.promises.arithmetic), view
 
     def _meant(self, value: Value, given: Given, steps: Mapping[str, Any]) -> Any:
         if value.role is Role.STATE:
@@ -77,33 +85,76 @@ class Trial:
         import torch
 
         words = write_args(self.built.manifest["args"], given.scenario, given.tables, given.ids)
-        inputs = {**given.inputs, "args": torch.from_numpy(words)}
-        last_sampled = torch.from_numpy(given.ids.last_sampled)
-        buffers = {name: Guarded.of(value) for name, value in inputs.items()}
-        buffers["pool"] = Guarded.of(given.pool)
-        buffers["last_sampled"] = Guarded.of(last_sampled)
-        operands = [self._operand(o, given, buffers) for o in self.kernel.operands]
-        self._bind(buffers, len(given.scenario.logit_tokens))
+        kept = {name: self._on_plan(name, value) for name, value in given.inputs.items()}
+        kept["args"] = torch.from_numpy(words)
+        buffers = {name: self.where.copy(value) for name, value in kept.items()}
+        buffers["pool"] = self.where.copy(given.pool)
+        buffers["last_sampled"] = self.where.copy(torch.from_numpy(given.ids.last_sampled))
+        rows = self._rows(given.scenario)
+        operands = [self._operand(o, given, rows, buffers) for o in self.kernel.operands]
+        self._bind(buffers, rows[1])
         self.library.set_threads(threads)
-        self.library.run(self.kernel.name, given.scenario.phase, buffers["args"].tensor, operands)
+        args = buffers["args"].tensor
+        if self.where.promises.by_plan:
+            self.library.prepare(self.use.number, args)
+        self.library.run(self.kernel.name, self.use.number, args, operands)
+        self.where.wait()
+        outputs = {o.name: buffers[o.name].content for o in self.kernel.outputs}
         return Ran(
-            outputs={o.name: buffers[o.name].tensor for o in self.kernel.outputs},
-            pool=buffers["pool"].tensor,
-            last_sampled=buffers["last_sampled"].tensor,
-            damage=list(self._damage(inputs, buffers)),
+            outputs={o.name: outputs[o.name][: self._used(o, given)] for o in self.kernel.outputs},
+            pool=buffers["pool"].content,
+            last_sampled=buffers["last_sampled"].content,
+            damage=[*self._damage(kept, buffers), *self._beyond(outputs, given)],
         )
 
-    def _damage(self, inputs: Mapping[str, Any], buffers: Mapping[str, Guarded]) -> Iterator[str]:
+    def _rows(self, scenario: Scenario) -> tuple[int, int]:
+        """Token rows and logit rows of the buffers: those of the step, or all of the plan."""
+        if self.where.promises.by_plan:
+            return self.use.size, self.use.logit_rows
+        return scenario.tokens, len(scenario.logit_tokens)
+
+    def _used(self, o: Operand, given: Given) -> int:
+        """Rows of an operand that the step uses."""
+        scenario = given.scenario
+        return o.sizes(scenario.tokens, len(scenario.logit_tokens))[0]
+
+    def _on_plan(self, name: str, value: Any) -> Any:
+        """An input with all rows that its buffer has; those behind the step's are poison."""
+        import torch
+
+        if not self.where.promises.by_plan:
+            return value
+        operand = next(o for o in self.kernel.operands if o.name == name)
+        shape = operand.sizes(self.use.size, self.use.logit_rows)
+        whole = torch.empty(shape, dtype=value.dtype)
+        poison(whole)
+        whole[: len(value)] = value
+        return whole
+
+    def _damage(self, kept: Mapping[str, Any], buffers: Mapping[str, Buffer]) -> Iterator[str]:
         for name, guarded in {**buffers, **self.weights.given}.items():
             if guarded.damage():
                 yield f"{name}: {guarded.damage()} bytes around it were written"
-        for name, kept in inputs.items():
-            if different(buffers[name].tensor, kept):
+        for name, before in kept.items():
+            if different(buffers[name].content, before):
                 yield f"{name} was changed"
+        if "counters" in buffers and bool(buffers["counters"].tensor.any()):
+            yield "counters are not zero again"
 
-    def _operand(self, o: Operand, given: Given, buffers: dict[str, Guarded]) -> Any:
+    def _beyond(self, outputs: Mapping[str, Any], given: Given) -> Iterator[str]:
+        """Rows of the plan that are none of the step's have to stay as they were."""
+        import torch
+
+        for operand in self.kernel.outputs:
+            rest = outputs[operand.name][self._used(operand, given) :]
+            touched = ~torch.isnan(rest) if rest.is_floating_point() else rest != _UNSAMPLED
+            if touched.any():
+                yield f"{operand.name}: rows behind those of the step were written"
+
+    def _operand(
+        self, o: Operand, given: Given, rows: tuple[int, int], buffers: dict[str, Buffer]
+    ) -> Any:
         """What the kernel is handed for one operand; its buffers are added to `buffers`."""
-        scenario = given.scenario
         if o.role == "step":
             return self.library.step_value(o.name)
         if o.role == "cache":
@@ -111,22 +162,34 @@ class Trial:
             return self.library.layer(self.built.layers.index(self.place.layer))
         if o.role == "weight":
             return self.weights.given[o.name].tensor
+        if o.role == "counters":
+            return None
         if o.role == "scratch":
-            size = self.built.workspace_bytes(scenario.phase, scenario.tokens)
-            buffers[o.name] = Guarded((size,), "uint8")
+            buffers[o.name] = self.where.empty((self._scratch_bytes(given.scenario),), "uint8")
         elif o.role == "output":
-            shape = o.sizes(scenario.tokens, len(scenario.logit_tokens))
-            buffers[o.name] = Guarded(shape, o.dtype)
+            buffers[o.name] = self.where.empty(o.sizes(*rows), o.dtype)
             if not buffers[o.name].tensor.is_floating_point():
                 buffers[o.name].tensor.fill_(_UNSAMPLED)
         return buffers[o.name].tensor
 
-    def _bind(self, buffers: Mapping[str, Guarded], logit_rows: int) -> None:
+    def _scratch_bytes(self, scenario: Scenario) -> int:
+        """What the plan of the step has for all buffers: enough for scratch."""
+        if self.where.promises.by_plan:
+            return self.use.workspace_bytes
+        return self.built.plan(scenario.phase, scenario.tokens).workspace_bytes
+
+    def _bind(self, buffers: dict[str, Buffer], logit_rows: int) -> None:
         """What every step checks counts against; cache and last_sampled are also used."""
         import torch
 
-        vocab = self.built.manifest["model"]["vocab"]
+        vocab, device = self.built.manifest["model"]["vocab"], self.where.device
         self.library.bind("cache", buffers["pool"].tensor)
         self.library.bind("last_sampled", buffers["last_sampled"].tensor)
-        self.library.bind("logits", torch.empty(logit_rows, vocab))
-        self.library.bind("sampled", torch.empty(logit_rows, dtype=torch.int32))
+        self.library.bind("logits", torch.empty(logit_rows, vocab, device=device))
+        self.library.bind("sampled", torch.empty(logit_rows, dtype=torch.int32, device=device))
+        if self.where.promises.by_plan:
+            buffers["workspace"] = self.where.empty((self.use.workspace_bytes,), "uint8")
+            self.library.bind("workspace", buffers["workspace"].tensor)
+            zeros = torch.zeros(max(1, self.built.manifest["counters"]), dtype=torch.int32)
+            buffers["counters"] = self.where.copy(zeros)
+            self.library.bind("counters", buffers["counters"].tensor)

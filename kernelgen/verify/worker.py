@@ -18,16 +18,19 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.archs.registry import architectures
-from kernelgen.verify.built import read_build
+from kernelgen.verify.built import CPU, read_build
+from kernelgen.verify.gpu import place_of
 from kernelgen.verify.kernel_checks import check_kernel
-from kernelgen.verify.library import KernelLibrary
+from kernelgen.verify.library import PREPARE, KernelLibrary
+from kernelgen.verify.step_checks import STEP, check_prepare, check_steps
 
 
 def main(argv: Sequence[str]) -> int:
-    """Checks the named kernels of a build, in their order."""
+    """Checks the named kernels of a build, or its steps, in their order."""
     folder, isa, *names = argv
     architectures()  # out-of-tree ops become known by the import of their architecture
-    built = read_build(Path(folder))
+    where = place_of(isa)
+    built = read_build(Path(folder), isa if where.promises.by_plan else CPU)
     library = KernelLibrary(built.libraries()[isa], isa)
     kernels = {k.name: k for k in built.kernels}
     _say()
@@ -36,11 +39,17 @@ def main(argv: Sequence[str]) -> int:
         def note(step: str, name: str = name) -> None:
             _say(kernel=name, step=step)
 
-        checks = check_kernel(built, kernels[name], library, note)
+        if name in kernels:
+            checks = check_kernel(built, kernels[name], library, where, note)
+        else:
+            checks = _BESIDES[name](built, library, where, note)
         _say(kernel=name, checks=[asdict(check) for check in checks])
         if any(c.what == "memory" and not c.passed for c in checks):
             return 0
     return 0
+
+
+_BESIDES = {PREPARE: check_prepare, STEP: check_steps}
 
 
 def _say(**what: Any) -> None:

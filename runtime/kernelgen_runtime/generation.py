@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .engine import Engine
+from .errors import LaunchError
 from .schedule.request import Request, Timings
 from .text.detokenize import GrowingText
 
@@ -18,6 +19,8 @@ class Output:
     finish_reason: str
     stop_reason: int | str | None
     timings: Timings
+    error: str = ""
+    """what went wrong with this prompt alone; its finish reason is "error" then"""
 
 
 class Generation:
@@ -34,7 +37,10 @@ class Generation:
         return self.request.finish_reason is not None
 
     def __iter__(self) -> Iterator[str]:
-        """Queue the request and run it, alone or beside others; leaving early aborts it."""
+        """Queue the request and run it, alone or beside others; leaving early aborts it.
+
+        Raises LaunchError where its logits are NaN.
+        """
         self.begin()
         try:
             while not self.is_finished:
@@ -44,6 +50,8 @@ class Generation:
                 yield rest
         finally:
             self.abort()
+        if self.request.error:
+            raise LaunchError(self.request.error)
 
     def begin(self) -> None:
         """Queue the request; whoever steps the engine calls `advance` then."""
@@ -77,6 +85,7 @@ class Generation:
             finish_reason=request.finish_reason or "",
             stop_reason=request.stop_reason,
             timings=request.timings,
+            error=request.error,
         )
 
     def _shown(self, piece: str) -> str:

@@ -106,7 +106,8 @@ class LLM:
     ) -> list[Output]:
         """Generate for every prompt (text, or token ids), batched; outputs in order of prompts.
 
-        Raises RequestError for a prompt that cannot be served, before anything runs.
+        A prompt whose logits are NaN has an output with `error`; the others have theirs. Raises
+        RequestError for a prompt that cannot be served, before anything runs.
         """
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)

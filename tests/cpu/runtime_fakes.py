@@ -194,12 +194,18 @@ def oracle(
 
 @dataclass
 class FakeLibrary:
-    """`StepLibrary` in NumPy; reads `args` by the manifest alone and checks all it is promised."""
+    """`StepLibrary` in NumPy; reads `args` by the manifest alone and checks all it is promised.
+
+    `damaged` is a token after which every logit is NaN. `unread` counts logit rows that were left
+    unwritten because nobody reads them.
+    """
 
     manifest: dict[str, Any]
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     threads: int = 0
     steps: list[tuple[str, int, int, int]] = field(default_factory=list)
+    damaged: int = -1
+    unread: int = 0
 
     @property
     def values(self) -> dict[str, Any]:
@@ -225,9 +231,9 @@ class FakeLibrary:
         words = args.numpy()
         plan = next(plan for plan in self.values["plans"] if plan["id"] == plan_id)
         read = {f["name"]: _field(words, f) for f in self.values["args"]["fields"]}
-        tokens, rows, asked, zero = read["counts"].tolist()
+        tokens, rows, asked, unread = read["counts"].tolist()
         self.steps.append((plan["phase"], plan["size"], tokens, rows))
-        assert zero == 0 and 0 < tokens <= plan["size"] and 0 < rows <= plan["size"]
+        assert unread in (0, 1) and 0 < tokens <= plan["size"] and 0 < rows <= plan["size"]
         assert plan["workspace_bytes"] <= len(self.buffers["workspace"])
         self._check_padding(read, plan, tokens, rows)
         positions = list(self._write_tokens(read, rows))
@@ -278,11 +284,15 @@ class FakeLibrary:
         return [token for token, _ in found]
 
     def _answer(self, read: dict[str, Any], i: int, row: int, position: int) -> None:
-        groups = self.values["cache"]["groups"]
-        logits = toy_logits([self._context(read, group, row, position) for group in groups])
-        assert i < len(self.buffers["logits"])
-        self.buffers["logits"][i] = torch.from_numpy(logits)
+        contexts = [self._context(read, g, row, position) for g in self.values["cache"]["groups"]]
+        logits = toy_logits(contexts)
+        if any(self.damaged in context for context in contexts):
+            logits[:] = np.nan
         target = int(read["logit_row"][i])
+        spared = read["counts"][3] and target >= 0 and read["temperature"][row] == 0
+        self.unread += int(spared)
+        assert i < len(self.buffers["logits"])
+        self.buffers["logits"][i] = float("nan") if spared else torch.from_numpy(logits)
         if target < 0:
             self.buffers["sampled"][i] = -1
             return
@@ -296,7 +306,7 @@ class FakeLibrary:
             seed=int(read["seed"][row].copy().view(np.int64)[0]),
         )
         self.buffers["sampled"][i] = chosen
-        self.buffers["last_sampled"][int(read["row_slot"][row])] = chosen
+        self.buffers["last_sampled"][int(read["row_slot"][row])] = max(chosen, 0)
 
 
 def _field(words: np.ndarray, field: dict[str, Any]) -> np.ndarray:

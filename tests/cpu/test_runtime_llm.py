@@ -186,7 +186,7 @@ def test_a_library_that_answers_nonsense_is_an_error_and_frees_the_request() -> 
     library(llm).buffers["sampled"].fill_(-1)
     real = library(llm)._answer
     library(llm)._answer = lambda *_: None  # type: ignore[method-assign]
-    with pytest.raises(LaunchError, match="finite"):
+    with pytest.raises(LaunchError, match="sampled -1, ids are 0 to"):
         llm.generate([[1]], SamplingParams(max_tokens=2))
     library(llm)._answer = real  # type: ignore[method-assign]
     output = llm.generate([[1]], SamplingParams(max_tokens=2, temperature=0.0))[0]

@@ -25,7 +25,9 @@ def test_a_build_is_read_back(folder: Path) -> None:
     assert {g.window for g in built.groups} == {layer.attention.window for layer in spec.layers}
     assert built.layers == (0, 1)
     assert built.libraries() == {ISA: folder / f"lib/cpu_{ISA}.so"}
-    assert {phase: built.largest(phase) for phase in SIZES} == SIZES
+    assert {p.phase: p.size for p in built.plans} == SIZES
+    for use in (use for kernel in built.kernels for use in kernel.uses):
+        assert (use.number, use.size) == (int(use.phase == "decode"), SIZES[use.phase])
     for kernel in built.kernels:
         outside = {v.name for v in kernel.block.values if v.name not in kernel.block.producer}
         named = {o.name for o in kernel.operands if o.role not in ("output", "scratch")}
@@ -38,8 +40,8 @@ def test_a_build_is_read_back(folder: Path) -> None:
 def test_scratch_has_room_for_the_step(folder: Path) -> None:
     built = read_build(folder)
     plans = {p["phase"]: p["workspace_bytes"] for p in built.manifest["plans"]}
-    assert built.workspace_bytes("decode", 3) == plans["decode"]
-    assert built.workspace_bytes("mixed", 128) == plans["mixed"]
+    assert built.plan("decode", 3).workspace_bytes == plans["decode"]
+    assert built.plan("mixed", 128).workspace_bytes == plans["mixed"]
 
 
 def changed(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:

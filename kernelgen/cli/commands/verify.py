@@ -9,35 +9,52 @@ import typer
 
 from kernelgen.cli import console
 from kernelgen.cli.options import Activations, Dtype, Fusion, Json, Switch, Target
+from kernelgen.core.errors import UsageError
 
 
 def verify(
-    model_dir: Annotated[
-        Path, typer.Argument(metavar="MODEL_DIR", help="Checkpoint folder.", show_default=False)
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="DIR", help="Checkpoint folder, or a build.", show_default=False),
     ],
     target: Target = "cpu",
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Checkpoint of a build. [none: kernels and steps only]"),
+    ] = None,
     reference: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Recorded cases. [MODEL_DIR/cases.npz if there]"),
+        typer.Option(metavar="FILE", help="Recorded cases. [cases.npz of the checkpoint]"),
     ] = None,
     fusion: Fusion = Switch.ON,
     dtype: Dtype = Activations.FLOAT32,
     json: Json = False,
 ) -> None:
-    """Check kernels against their ops, the model against recorded cases."""
+    """Check kernels against their ops, the model against recorded cases.
+
+    A checkpoint is built first. A build is checked as it is, with no compiler and on a machine that
+    has what its target needs.
+    """
     from kernelgen.cli.model import resolve
-    from kernelgen.cli.verification import verify_model
+    from kernelgen.cli.verification import verify_build, verify_model
     from kernelgen.report.verdicts import verdict_table
 
-    with console.progress(f"verifying {model_dir}", quiet=json) as progress:
-        report = verify_model(
-            resolve(str(model_dir)),
-            target,
-            reference=reference,
-            fusion=fusion is Switch.ON,
-            dtype=dtype.value,
-            progress=progress,
-        )
+    with console.progress(f"verifying {folder}", quiet=json) as progress:
+        if (folder / "manifest.json").is_file():
+            report = verify_build(
+                folder, target, weights=weights, reference=reference, progress=progress
+            )
+        elif weights is not None:
+            raise UsageError("--weights belongs to a build", where=str(folder))
+        else:
+            report = verify_model(
+                resolve(str(folder)),
+                target,
+                reference=reference,
+                fusion=fusion is Switch.ON,
+                dtype=dtype.value,
+                progress=progress,
+            )
     if json:
         console.result_json({"passed": report.passed, "summary": report.summary, "report": report})
     else:

@@ -75,10 +75,13 @@ class ArgsWriter:
         self._pad(plan, 0, 0)
         self.ask([], [])
 
-    def ask(self, tokens: npt.ArrayLike, rows: npt.ArrayLike) -> None:
-        """Ask logits of token rows `tokens`; `rows` says which request row samples, -1 for none."""
+    def ask(self, tokens: npt.ArrayLike, rows: npt.ArrayLike, *, read: bool = True) -> None:
+        """Ask logits of token rows `tokens`; `rows` says which request row samples, -1 for none.
+
+        `read` False: only the chosen ids will be read, so that kernels may spare storing logits.
+        """
         asked = np.asarray(tokens, np.int32)
-        self.fields["counts"][2] = len(asked)
+        self.fields["counts"][2:] = (len(asked), not read)
         self.fields["logit_token"][: len(asked)] = asked
         self.fields["logit_row"][: len(asked)] = rows
 

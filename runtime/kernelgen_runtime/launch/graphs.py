@@ -7,10 +7,13 @@ from typing import Any
 from ..artifact.manifest import Plan
 from ..device.cuda import CudaDevice, is_out_of_memory
 from ..device.device import Graph, Stream
-from ..errors import DeviceMemoryError, amount
+from ..errors import DeviceMemoryError
 
 # What a graph is counted with at least: drivers hand out memory in pieces of this size.
 LEAST_BYTES = 1 << 20
+ADVICE = (
+    "lower --kv-cache-memory-bytes, --gpu-memory-utilization or --max-num-seqs, or give --eager"
+)
 
 
 class DecodeGraphs:
@@ -24,6 +27,7 @@ class DecodeGraphs:
         self._device, self._api = device, device.api
         self._stream, self._run = stream, run
         self._graphs: dict[int, Graph] = {}
+        self._each = LEAST_BYTES
 
     def estimate(self, plans: Sequence[Plan]) -> int:
         """Return the bytes that the graphs of `plans` will take.
@@ -38,8 +42,8 @@ class DecodeGraphs:
             kept.append(self._captured(plan, pool))
             free.append(self._api.memory().free)
         costs = [max(0, before - after) for before, after in pairwise(free)]
-        further = max([LEAST_BYTES, *costs[1:]])
-        return sum(costs[:1]) + max(0, len(plans) - 1) * further
+        self._each = max([LEAST_BYTES, *costs[1:]])
+        return sum(costs[:1]) + max(0, len(plans) - 1) * self._each
 
     def capture(self, plans: Sequence[Plan]) -> None:
         """Capture every plan; each is replayed once, with the args that are on the device.
@@ -71,11 +75,9 @@ class DecodeGraphs:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            left = amount(self._api.memory().free)
+            memory, what = self._api.memory(), f"the graph of {plan.size} requests"
             raise DeviceMemoryError(
-                f"{self._device.label}: no memory for the graph of {plan.size} requests, {left} "
-                "are free; lower --kv-cache-memory-bytes, --gpu-memory-utilization or "
-                "--max-num-seqs"
+                self._device.shortage(self._each, what, memory.free, memory.total, ADVICE)
             ) from None
         return graph
 

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ..errors import LaunchError
 from ..memory.cache import CacheTables
+from ..schedule.request import NO_CHOICE
 from ..schedule.step import Step
 from .plans import PlanTable
 from .runner import Logits, Runner, Waiter
@@ -33,26 +34,30 @@ class Program:
         self._vocab = vocab
         self.eager_decodes = 0
 
-    def launch(self, step: Step) -> Flight:
-        """Start `step`. Raises LaunchError where the library refuses."""
+    def launch(self, step: Step, *, logits: bool = False) -> Flight:
+        """Start `step`. Raises LaunchError where the library refuses.
+
+        `logits`: whether somebody reads them afterwards; else those of greedy rows may be missing.
+        """
         plan = self._plans.choose(len(step.rows), step.tokens)
         args = self._runner.args()
         args.write(step, plan, self._tables)
         ends = np.cumsum([row.count for row in step.rows])
         asking = np.flatnonzero([row.samples for row in step.rows])
-        args.ask(ends[asking] - 1, asking)
+        args.ask(ends[asking] - 1, asking, read=logits)
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
         return Flight(step, asking, self._runner.start(plan, len(asking)))
 
     def wait(self, flight: Flight) -> list[int]:
         """Wait for a step and return the id chosen for each row, -1 where none was asked.
 
-        Raises LaunchError where no token of the vocabulary was chosen.
+        `NO_CHOICE` is passed on. Raises LaunchError where a library gives no id of the vocabulary.
         """
         ids = flight.wait()
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self._vocab):
+        strange = ids[(ids != NO_CHOICE) & ((ids < 0) | (ids >= self._vocab))]
+        if len(strange):
             raise LaunchError(
-                f"step {flight.step.number}: sampled {ids.min()} (are the weights finite?)"
+                f"step {flight.step.number}: sampled {strange[0]}, ids are 0 to {self._vocab - 1}"
             )
         chosen = np.full(len(flight.step.rows), -1)
         chosen[flight.asking] = ids

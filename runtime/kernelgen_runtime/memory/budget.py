@@ -7,6 +7,11 @@ from ..errors import DeviceMemoryError, amount
 from .groups import peak_pages
 from .sizing import longest_that_fits
 
+NO_REQUEST = (
+    "no request fits; raise --gpu-memory-utilization, or lower --max-num-batched-tokens and "
+    "--max-num-seqs"
+)
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -42,7 +47,7 @@ def budget_pages(
         return pages
     needed = (1 + one) * schema.page_bytes
     fits = longest_that_fits(schema, pages, max_model_len, in_flight)
-    advice = f"the longest that fits is --max-model-len {fits}" if fits else "no request fits"
+    advice = f"the longest that fits is --max-model-len {fits}" if fits else NO_REQUEST
     raise DeviceMemoryError(
         f"{budget.label}: {amount(budget.cache)} are left for the cache ({amount(budget.free)} of "
         f"{amount(budget.total)} are free, of which graphs take {amount(budget.graphs)} and "

@@ -77,7 +77,9 @@ def sample(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> int:
-    """Return the id chosen from `logits` [vocab] for sequence position `position`."""
+    """Return the id chosen from `logits` [vocab] for sequence position `position`; -2 for a NaN."""
+    if np.isnan(logits).any():
+        return -2
     if temperature == 0:
         return int(np.argmax(logits))
     scaled = keep_top_p(keep_top_k(logits / np.float32(temperature), top_k), top_p)

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 from ..sample.params import SamplingParams
 
+NO_CHOICE = -2
+"""what a library gives instead of an id where a logit of the row is NaN"""
+
 
 class Status(StrEnum):
     """Where a request is in its life."""
@@ -51,6 +54,8 @@ class Request:
     epoch: int = 0
     preemptions: int = 0
     finish_reason: str | None = None
+    error: str = ""
+    """why it has ended with the finish reason "error", where that is its own doing"""
     stop_reason: int | str | None = None
     timings: Timings = field(default_factory=Timings)
 

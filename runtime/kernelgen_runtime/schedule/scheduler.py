@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..memory.cache import CacheTables
-from .request import Request, Status
+from .request import NO_CHOICE, Request, Status
 from .step import Row, Step
 
 
@@ -74,7 +74,8 @@ class Scheduler:
     def settle(self, step: Step, sampled: Sequence[int]) -> list[Request]:
         """Apply the result of the oldest step in flight: one id a row, -1 where none was asked.
 
-        Returns the requests that gained a token, finished ones among them.
+        Returns the requests that gained a token or ended; one whose logits are NaN ends with an
+        error, others go on.
         """
         assert step.number == self._settled + 1, "steps settle in order"
         self._settled = step.number
@@ -91,8 +92,14 @@ class Scheduler:
             request.pending -= 1
             if request.status is Status.FINISHED:
                 continue
-            reason = request.append(token)
             gained.append(request)
+            if token == NO_CHOICE:
+                request.error = (
+                    f"logits are NaN after {len(request.tokens)} tokens (are the weights damaged?)"
+                )
+                self.finish(request, "error")
+                continue
+            reason = request.append(token)
             if reason is not None:
                 self.finish(request, reason)
         return gained

@@ -20,6 +20,7 @@ from .staging import StagedTensors
 
 # Larger for a GPU: launches and hand-overs between threads are paid by the block.
 GPU_BLOCK_BYTES = 4 * BLOCK_BYTES
+OTHER_GPU = "free some of it, or choose another GPU with --device cuda:N"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def load_weights(
     buffers = {}
     with ExitStack() as stack:
         stack.enter_context(device.working() if isinstance(device, CudaDevice) else _one_thread())
-        arena = Arena(device.allocate(total, f"the weights of {manifest.name}"), align)
+        advice = OTHER_GPU if isinstance(device, CudaDevice) else ""
+        arena = Arena(device.allocate(total, f"the weights of {manifest.name}", advice), align)
         tensors: TensorSource
         if checkpoint is None:
             tensors = RandomTensors(manifest.model, seed or 0, device.place)

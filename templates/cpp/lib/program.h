@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "bandwidth.h"
-#include "ffi.h"
+#include "buffer.h"
 #include "isa.h"
 #include "step.h"
 #include "team.h"
@@ -15,12 +15,16 @@ namespace kg {
 namespace program {
 
 constexpr int MAX_OPERANDS = 20;
+constexpr unsigned ALIGNMENT = 64;  // of weights, cache and workspace
+constexpr int64_t STEP_VALUES = 5, FIRST_LAYER = 1000;  // what numbers mean among the operands of a kernel
+
+using kg::Element;  // the generated tables name both
+using kg::Weight;
 
 enum class Kind : uint8_t { none, slot, weight, bound, layer, step };
 enum class Phase : uint8_t { decode, mixed };
 enum Bound : uint32_t { LOGITS, SAMPLED, CACHE, WORKSPACE, LAST_SAMPLED, BOUND_COUNT };
 enum StepValue : uint32_t { TOKEN_IDS, POSITIONS, ROWS, LOGIT_TOKENS, SAMPLING };
-enum class Element : uint8_t { f32, bf16, i32, u8 };
 
 struct Ref {
   Kind kind = Kind::none;
@@ -34,11 +38,6 @@ constexpr Ref value(StepValue n) { return {Kind::step, n}; }
 
 using KernelFunction = void (*)(const Step&, void* const*, const Worker&);
 
-struct Weight {
-  const char* name;
-  Element element;
-  int64_t elements;
-};
 struct KernelEntry {
   const char* name;
   KernelFunction function;
@@ -70,6 +69,7 @@ struct Model {
   const Weight* weights;
   int weight_count;
   const LayerCache* layers;
+  int layer_count;
   const KernelEntry* kernels;
   int kernel_count;
   const Plan* plans;
@@ -93,63 +93,34 @@ inline State& state() {
   return s;
 }
 
-inline const char* element_name(Element e) {
-  return e == Element::f32 ? "float32" : e == Element::bf16 ? "bfloat16" : e == Element::i32 ? "int32" : "uint8";
+// Reads a tensor argument: on the CPU, dense, of the element type. Null with the error raised.
+inline const DLTensor* dense(const TVMFFIAny& arg, const char* name, Element element, unsigned alignment = 1) {
+  const DLTensor* t = dense_tensor(arg, name, kDLCPU, alignment);
+  return t && check_element(t, name, element) ? t : nullptr;
 }
 
-inline bool is_element(const DLTensor* t, Element e) {
-  const DLDataType want = e == Element::f32    ? DLDataType{kDLFloat, 32, 1}
-                          : e == Element::bf16 ? DLDataType{kDLBfloat, 16, 1}
-                          : e == Element::i32  ? DLDataType{kDLInt, 32, 1}
-                                               : DLDataType{kDLUInt, 8, 1};
-  return t->dtype.code == want.code && t->dtype.bits == want.bits && t->dtype.lanes == 1;
-}
-
-// Reads a tensor argument: on the CPU, dense, of the element type. Returns null with the error raised.
-inline const DLTensor* dense(const TVMFFIAny& arg, const char* name, Element element) {
-  const DLTensor* t = ffi::tensor(arg);
-  if (!t) {
-    ffi::raise("TypeError", "%s: a tensor is expected", name);
-  } else if (t->device.device_type != kDLCPU) {
-    ffi::raise("ValueError", "%s: lies on device type %d, the CPU is expected", name, (int)t->device.device_type);
-  } else if (!is_element(t, element)) {
-    ffi::raise("ValueError", "%s: wrong dtype (code %d, %d bits), %s is expected", name, t->dtype.code, t->dtype.bits,
-               element_name(element));
-  } else if (!ffi::contiguous(t)) {
-    ffi::raise("ValueError", "%s: must be contiguous", name);
-  } else {
-    return t;
-  }
-  return nullptr;
-}
-
-inline int bind_buffer(const Model& model, Bound which, const char* name, Element element, int64_t unit, const TVMFFIAny& arg) {
-  const DLTensor* t = dense(arg, name, element);
+inline int bind_buffer(Bound which, const char* name, Element element, int64_t unit, const TVMFFIAny& arg) {
+  const DLTensor* t = dense(arg, name, element, which == CACHE || which == WORKSPACE ? ALIGNMENT : 1);
   if (!t) return -1;
-  const int64_t count = ffi::elements(t);
-  (void)model;
-  if (count % unit != 0) return ffi::raise("ValueError", "%s: %lld elements are not a multiple of %lld", name, (long long)count, (long long)unit);
-  if ((which == CACHE || which == WORKSPACE) && (uintptr_t)ffi::data(t) % 64 != 0) return ffi::raise("ValueError", "%s: must be aligned to 64 bytes", name);
+  const int64_t units = whole_units(t, name, unit);
+  if (units < 0) return -1;
   state().buffers[which] = ffi::data(t);
-  state().sizes[which] = count / unit;
+  state().sizes[which] = units;
   return 0;
 }
 
 inline int bind(const Model& model, const char* name, size_t length, const TVMFFIAny& arg) {
   const auto is = [&](const char* other) { return std::strlen(other) == length && std::memcmp(name, other, length) == 0; };
-  if (is("cache")) return bind_buffer(model, CACHE, "cache", Element::u8, (int64_t)model.page_bytes, arg);
-  if (is("workspace")) return bind_buffer(model, WORKSPACE, "workspace", Element::u8, 1, arg);
-  if (is("logits")) return bind_buffer(model, LOGITS, "logits", Element::f32, model.vocabulary, arg);
-  if (is("last_sampled")) return bind_buffer(model, LAST_SAMPLED, "last_sampled", Element::i32, 1, arg);
-  if (is("sampled")) return bind_buffer(model, SAMPLED, "sampled", Element::i32, 1, arg);
+  if (is("cache")) return bind_buffer(CACHE, "cache", Element::u8, (int64_t)model.page_bytes, arg);
+  if (is("workspace")) return bind_buffer(WORKSPACE, "workspace", Element::u8, 1, arg);
+  if (is("logits")) return bind_buffer(LOGITS, "logits", Element::f32, model.vocabulary, arg);
+  if (is("last_sampled")) return bind_buffer(LAST_SAMPLED, "last_sampled", Element::i32, 1, arg);
+  if (is("sampled")) return bind_buffer(SAMPLED, "sampled", Element::i32, 1, arg);
   for (int i = 0; i < model.weight_count; ++i) {
     const Weight& w = model.weights[i];
     if (!is(w.name)) continue;
-    const DLTensor* t = dense(arg, w.name, w.element);
-    if (!t) return -1;
-    if (ffi::elements(t) != w.elements)
-      return ffi::raise("ValueError", "%s: %lld elements, %lld are expected", w.name, (long long)ffi::elements(t), (long long)w.elements);
-    if ((uintptr_t)ffi::data(t) % 64 != 0) return ffi::raise("ValueError", "%s: must be aligned to 64 bytes", w.name);
+    const DLTensor* t = dense(arg, w.name, w.element, ALIGNMENT);
+    if (!t || check_elements(t, w.name, w.elements)) return -1;
     state().weights[i] = ffi::data(t);
     return 0;
   }
@@ -225,9 +196,7 @@ inline void* step_value(const Step& step, uint32_t number) {
 
 inline int check_args(const Model& model, const TVMFFIAny& arg, const int32_t*& words) {
   const DLTensor* t = dense(arg, "args", Element::i32);
-  if (!t) return -1;
-  if (ffi::elements(t) != model.args_words)
-    return ffi::raise("ValueError", "args: %lld words, %lld are expected", (long long)ffi::elements(t), (long long)model.args_words);
+  if (!t || check_elements(t, "args", model.args_words, "words")) return -1;
   words = static_cast<const int32_t*>(ffi::data(t));
   return 0;
 }
@@ -271,8 +240,14 @@ inline int run_step(const Model& model, int64_t plan_id, const TVMFFIAny& arg) {
   return 0;
 }
 
-// Runs one kernel on tensors: those that are not step values, in operand order; the cache operand is the
-// bound pool read as layer 0 of the model.
+// What a number among the operands of a kernel stands for: a step value, or the cache of a layer. Null: neither.
+inline void* numbered(const Model& model, const Step& step, int64_t number) {
+  if (number >= 0 && number < STEP_VALUES) return step_value(step, (uint32_t)number);
+  const int64_t layer = number - FIRST_LAYER;
+  return layer >= 0 && layer < model.layer_count ? const_cast<LayerCache*>(&model.layers[layer]) : nullptr;
+}
+
+// Runs one kernel on tensors, in operand order. A number stands for a step value or a layer of the bound cache.
 inline int run_kernel(const Model& model, const char* name, size_t length, const TVMFFIAny* args, int count) {
   for (int k = 0; k < model.kernel_count; ++k) {
     const KernelEntry& kernel = model.kernels[k];
@@ -286,8 +261,9 @@ inline int run_kernel(const Model& model, const char* name, size_t length, const
     void* operands[MAX_OPERANDS];
     for (int o = 0; o < kernel.operands; ++o) {
       const TVMFFIAny& arg = args[o + 2];
-      if (arg.type_index == kTVMFFIInt) {  // a step value or a layer, by number
-        operands[o] = arg.v_int64 >= 1000 ? const_cast<LayerCache*>(&model.layers[arg.v_int64 - 1000]) : step_value(step, (uint32_t)arg.v_int64);
+      if (arg.type_index == kTVMFFIInt) {
+        operands[o] = numbered(model, step, arg.v_int64);
+        if (!operands[o]) return ffi::raise("ValueError", "%s: operand %d: %lld is no step value and no layer", kernel.name, o, (long long)arg.v_int64);
         continue;
       }
       const DLTensor* t = ffi::tensor(arg);

@@ -54,11 +54,13 @@ struct Best {
   float value = -__builtin_inff();
   int id = INT_MAX;
 
-  // The larger value wins, among equals the lower id. A NaN never wins.
+  // The larger value wins, among equals the lower id. A NaN wins over all else: nobody may overlook it.
   KG_INLINE void take(float v, int i) {
-    if (v > value || (v == value && i < id)) value = v, id = i;
+    if (v > value || (v == value && i < id) || v != v) value = v, id = i;
   }
 };
+
+constexpr int NO_CHOICE = -2;  // instead of an id, for a row that holds a NaN
 
 // Sampling fields of the request rows.
 struct Sampling {
@@ -79,11 +81,16 @@ namespace sample_detail {
 
 constexpr int PIECE = 2048;  // logits of one unit of the first phase
 
+// Whether all lanes are numbers, none of them above `best`.
+KG_INLINE bool settled(float best, F16 x) {
+  return (bits(less(splat(best), x)) | (bits(equal(x, x)) ^ ((1u << LANES) - 1u))) == 0;
+}
+
 KG_INLINE Best argmax(const float* logits, int begin, int end) {
   Best best;
   int i = begin;
   for (; i + LANES <= end; i += LANES) {
-    if (bits(less(splat(best.value), load(logits + i))) == 0) continue;
+    if (settled(best.value, load(logits + i))) continue;
     for (int j = i; j < i + LANES; ++j) best.take(logits[j], j);
   }
   for (; i < end; ++i) best.take(logits[i], i);
@@ -96,7 +103,7 @@ KG_INLINE Best argmax_noisy(const float* logits, int begin, int end, float tempe
   int i = begin;
   for (; i + LANES <= end; i += LANES) {
     const F16 scaled = load(logits + i) / splat(temperature);
-    if (bits(less(splat(best.value - Noise::LARGEST), scaled)) == 0) continue;
+    if (settled(best.value - Noise::LARGEST, scaled)) continue;
     alignas(64) float value[LANES];
     store(value, scaled);
     for (int j = 0; j < LANES; ++j) value[j] += noise.of((uint32_t)(i + j));
@@ -221,8 +228,8 @@ constexpr size_t sample_scratch(int logit_rows) {
 //   logits        [logit_rows, VOCAB]
 //   logit_token   token row that each logit row belongs to
 //   logit_row     request row that takes the id, or -1
-//   sampled       [logit_rows]: the id, -1 where none was asked
-//   last_sampled  [slots]: the id of each request's slot
+//   sampled       [logit_rows]: the id, -1 where none was asked, NO_CHOICE where a logit is NaN
+//   last_sampled  [slots]: the id of each request's slot; 0 instead of NO_CHOICE
 //   scratch       sample_scratch<VOCAB>(logit_rows) bytes
 template <int VOCAB>
 void sample(const Worker& me, const Batch& batch, int logit_rows, const float* logits, const int32_t* logit_token,
@@ -256,14 +263,16 @@ void sample(const Worker& me, const Batch& batch, int logit_rows, const float* l
     const int r = logit_row[i];
     Best best;
     for (int c = 0; c < chunks; ++c) best.take(part[i * chunks + c].value, part[i * chunks + c].id);
-    if (best.value - best.value != 0.0f) {
+    if (best.value != best.value) {
+      best.id = NO_CHOICE;
+    } else if (best.value - best.value != 0.0f) {
       best.id = best.id == INT_MAX ? 0 : best.id;  // no finite maximum: nothing to draw from
     } else if (!how.greedy(r) && how.cuts<VOCAB>(r)) {
       const Truncated<VOCAB> row(logits + (size_t)i * VOCAB, how.temperature[r], best.value);
       best.id = row.draw(how.top_k[r], how.top_p[r], noise(i));
     }
     sampled[i] = best.id;
-    last_sampled[batch.slot[r]] = best.id;
+    last_sampled[batch.slot[r]] = best.id < 0 ? 0 : best.id;
   }
 }
 
