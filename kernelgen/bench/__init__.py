@@ -1,0 +1,1 @@
+"""Owns measuring a build: whole steps, kernels, prompts and starts, beside baselines."""
