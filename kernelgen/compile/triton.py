@@ -159,7 +159,7 @@ class _TritonBuild:
         faults = tuple(
             KernelFault(piece.unit.name, piece.sm, piece.unit.tile, problem)
             for piece, kernel in zip(self.pieces, made, strict=True)
-            for problem in problems(kernel.image)
+            for problem in problems(kernel.image, piece.sm in piece.unit.spills_on)
         )
         if faults:
             raise IllegalKernel.found(faults)

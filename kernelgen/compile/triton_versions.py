@@ -10,11 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kernelgen.codegen.cuda.image import KernelImage
+from kernelgen.codegen.cuda.image import BoxImage, KernelImage
 from kernelgen.codegen.cuda.unit import GIVEN, TritonUnit
 from kernelgen.core.digest import digest_bytes
 
 _WARP = 32
+_FIRST_WITH_DESCRIPTORS = 90
+_DESCRIPTOR = (128, 4, 4, 8, 8)
+"""bytes of what a descriptor becomes: the driver's map, then sides and strides; so from 3.6 to 3.9
+on sm_90 and later (before, and only there, versions differ)"""
+_HIDDEN = (8, 8)
+"""pointers to scratch and profile, behind all others"""
+_DRIVER_ELEMENTS = {8: 10, 9: 8, 10: 9}
+"""Triton's numbers of element types that are not CUtensorMapDataType's"""
+_PARAMETER = re.compile(r"\.param (?:\.align \d+ )?\.[a-z](\d+)[^,\n]*?(?:\[(\d+)\])?,?\n")
 _USAGE = {
     "registers": r"Used (\d+) registers",
     "stack": r"(\d+) bytes stack frame",
@@ -52,6 +61,8 @@ def build(function: Any, unit: TritonUnit, sm: int) -> Built:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if sm < _FIRST_WITH_DESCRIPTORS and any(a.block for a in unit.signature):
+        raise ValueError(f"{unit.name}: sm_{sm} has no descriptors")
     names = list(function.arg_names)
     constants = _constants(names, unit, sm)
     types = {a.name: a.type for a in unit.signature}
@@ -71,6 +82,7 @@ def build(function: Any, unit: TritonUnit, sm: int) -> Built:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         made = triton.compile(source, target=target, options=_options(unit, sm))
+    _check_parameters(made.asm["ptx"], unit)
     image = _image(made, unit, sm, printed.getvalue())
     return Built(made.asm["cubin"], made.asm["ptx"], image)
 
@@ -132,7 +144,38 @@ def _image(made: Any, unit: TritonUnit, sm: int, log: str) -> KernelImage:
         ptx_sha256=digest_bytes(made.asm["ptx"]),
         triton=triton.__version__,
         assembler=_assembler(sm),
+        boxes=tuple(_box(unit, meta) for meta in facts.tensordesc_meta or ()),
     )
+
+
+def _box(unit: TritonUnit, meta: dict[str, Any]) -> BoxImage:
+    if meta["fp4_padded"] or len(meta["block_size"]) != 2:
+        raise ValueError(f"{unit.name}: no launcher for a descriptor like {meta}")
+    element = _DRIVER_ELEMENTS.get(meta["elem_type"], meta["elem_type"])
+    rows, columns = meta["block_size"]
+    return BoxImage(element, meta["swizzle"], rows, columns)
+
+
+def _check_parameters(ptx: str, unit: TritonUnit) -> None:
+    """The code takes what the launcher passes: as many parameters, of the same widths."""
+    wanted: list[int] = []
+    for argument in unit.signature:
+        wanted += _DESCRIPTOR if argument.block else [_width(argument.type)]
+    wanted += _HIDDEN
+    entry = ptx[ptx.index(".entry") :]
+    found = [
+        int(length) if length else int(bits) // 8
+        for bits, length in _PARAMETER.findall(entry[: entry.index(")")])
+    ]
+    if found != wanted:
+        raise ValueError(f"{unit.name} takes parameters of {found} bytes, launches pass {wanted}")
+
+
+def _width(type_: str) -> int:
+    """Bytes of an argument: a pointer, or a number whose type names its bits."""
+    if type_.startswith("*"):
+        return 8
+    return max(8, int(re.findall(r"\d+", type_)[0])) // 8
 
 
 def _usage(log: str) -> dict[str, int]:

@@ -105,6 +105,19 @@ CALL(cuFuncSetAttribute, void* function, int attribute, int value)
   if (attribute == 8) ((Function*)function)->shared_limit = value;
 END
 
+// The map's first word is its address, so that launches show which one they were given.
+CALL(cuTensorMapEncodeTiled, void* map, int element, unsigned rank, void* start, const uint64_t* sides, const uint64_t* strides,
+     const unsigned* box, const unsigned* every, int interleave, int swizzle, int promotion, int outside)
+  if (current_context != &device_context) return 201;
+  if (rank != 2 || every[0] != 1 || every[1] != 1 || interleave || outside || (uintptr_t)map % 64) return 1;
+  if ((uintptr_t)start % 16 || strides[0] % 16) return 1;
+  record("cuTensorMapEncodeTiled element=%d start=%llu sides=%llu,%llu row=%llu box=%u,%u swizzle=%d promotion=%d", element,
+         (unsigned long long)(uintptr_t)start, (unsigned long long)sides[0], (unsigned long long)sides[1],
+         (unsigned long long)strides[0], box[0], box[1], swizzle, promotion);
+  memset(map, 0, 128);
+  *(void**)map = start;
+END
+
 #ifndef WITHOUT_LAUNCH
 CALL(cuLaunchKernelEx, const Config* config, void* handle, void** parameters, void** extra)
   const Function& function = *(Function*)handle;
@@ -121,8 +134,9 @@ CALL(cuLaunchKernelEx, const Config* config, void* handle, void** parameters, vo
   if (at == std::string::npos) return 1;
   const char* sizes = all.c_str() + at + start.size() + (at ? 1 : 0);
   for (int i = 0; *sizes && *sizes != ';'; ++i) {
-    uint64_t value = 0;
-    memcpy(&value, parameters[i], strtoul(sizes, const_cast<char**>(&sizes), 10));
+    uint64_t value = 0;  // of longer ones the start
+    const size_t bytes = strtoul(sizes, const_cast<char**>(&sizes), 10);
+    memcpy(&value, parameters[i], bytes < sizeof value ? bytes : sizeof value);
     if (*sizes == ',') ++sizes;
     char text[32];
     snprintf(text, sizeof text, "%s%llu", i ? "," : "", (unsigned long long)value);

@@ -176,6 +176,24 @@ def test_one_kernel_alone(bench: Bench) -> None:
     assert insert.values[:3] == (1 << 24, 4 << 24, 0) and insert.values[4] == 5 << 24
 
 
+def test_one_kernel_alone_for_a_layer(bench: Bench) -> None:
+    """Among the operands 1000 + n names the launch of layer n, 0 to 4 the plan's own values."""
+    x = toy.tensor(1 << 24, [toy.K], "bfloat16")
+    for layer in (0, 1):
+        alone = ["kernel", "insert", 1, toy.args(), x, 1000 + layer, 2]
+        done = bench.run(*toy.bind_all(), alone).fine()
+        (insert,) = done.launches
+        table = 4 * toy.ARGS.offset(f"block_table.{toy.CACHE.groups[layer].name}")
+        rows = toy.ADDRESS["workspace"] + step_value_places(toy.ARGS)[2]
+        offset = toy.CACHE.places[layer].offset_bytes
+        assert insert.values[1:5] == (
+            *(toy.ADDRESS["cache"], offset, toy.ADDRESS["args"] + table, rows),
+        )
+    refused = bench.run(*toy.bind_all(), ["kernel", "insert", 1, toy.args(), x, 1002, 2])
+    text = "ValueError: insert: the plan has no kernel of this name for the layer"
+    assert refused.error(-1) == text
+
+
 def test_kernel_alone_refuses(bench: Bench) -> None:
     x = toy.tensor(1 << 24, [toy.K], "bfloat16")
     done = bench.run(
@@ -382,6 +400,15 @@ SAME(MAX_DYNAMIC_SHARED_BYTES, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 SAME(PREFERRED_SHARED_CARVEOUT, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT);
 SAME(CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR);
 SAME(CAPABILITY_MINOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR);
+SAME(sizeof(TensorMap), sizeof(CUtensorMap));
+SAME(alignof(TensorMap) % 64, 0);
+SAME(FLOAT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16);
+SAME(FLOAT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT32);
+SAME(BFLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16);
+SAME(NO_INTERLEAVE, CU_TENSOR_MAP_INTERLEAVE_NONE);
+SAME(PROMOTE_TO_128_BYTES, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+SAME(ZEROS_OUTSIDE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+SAME(3, CU_TENSOR_MAP_SWIZZLE_128B);
 SAME(sizeof(Device), sizeof(CUdevice));
 SAME(sizeof(Handle), sizeof(CUstream));
 #define STRING(x) STRING_OF(x)

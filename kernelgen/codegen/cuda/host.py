@@ -92,6 +92,7 @@ def cuda_step(program: StepProgram, images: Mapping[str, KernelImage]) -> dict[s
         weights=[_weight(w) for w in program.weights],
         layers=[program.cache.places[i].offset_bytes for i in tables.refs.layers] or [0],
         refs=tables.refs.lines,
+        matrices=list(tables.refs.matrices),
         slots=list(tables.slots),
         plans=plans,
         vocabulary=program.vocabulary,
@@ -105,9 +106,9 @@ def cuda_step(program: StepProgram, images: Mapping[str, KernelImage]) -> dict[s
 
 def cuda_headers() -> dict[str, str]:
     """Library headers that the step program includes: path → text."""
-    shared = templates_dir() / "cpp" / "lib" / "ffi.h"
+    shared = [templates_dir() / "cpp" / "lib" / name for name in ("buffer.h", "ffi.h")]
     library = sorted((templates_dir() / "cuda" / "lib").glob("*.h"))
-    return {f"kg/{path.name}": path.read_text() for path in (shared, *library)}
+    return {f"kg/{path.name}": path.read_text() for path in (*shared, *library)}
 
 
 class _Tables:
@@ -176,6 +177,7 @@ def _kernel(unit: TritonUnit, image: KernelImage, places: tuple[int, ...]) -> di
     types = tuple(a.type for a in unit.signature)
     if image.arguments != types:
         raise ValueError(f"{unit.name}: compiled with {image.arguments}, launched with {types}")
+    boxes = _boxes(unit, image)
     return {
         "name": unit.name,
         "symbol": image.symbol,
@@ -185,8 +187,20 @@ def _kernel(unit: TritonUnit, image: KernelImage, places: tuple[int, ...]) -> di
         "cooperative": _cpp(image.cooperative),
         "registers": image.registers,
         "parameters": [
-            f'{{"{a.name}", {place}}}' for a, place in zip(unit.signature, places, strict=True)
+            f'{{"{a.name}", {place}{boxes.get(a.name, "")}}}'
+            for a, place in zip(unit.signature, places, strict=True)
         ],
+    }
+
+
+def _boxes(unit: TritonUnit, image: KernelImage) -> dict[str, str]:
+    """What follows in the parameter of each descriptor: element, swizzle, columns, rows."""
+    names = [a.name for a in unit.signature if a.block]
+    if len(names) != len(image.boxes):
+        raise ValueError(f"{unit.name}: {len(names)} descriptors, code for {len(image.boxes)}")
+    return {
+        name: f", {{{box.element}, {box.swizzle}, {{{box.columns}, {box.rows}}}}}"
+        for name, box in zip(names, image.boxes, strict=True)
     }
 
 

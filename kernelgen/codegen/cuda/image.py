@@ -6,6 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class BoxImage:
+    """How a descriptor's blocks come to shared memory, in the driver's own numbers."""
+
+    element: int
+    """CUtensorMapDataType"""
+    swizzle: int
+    """CUtensorMapSwizzle"""
+    rows: int
+    columns: int
+    """of one copy; several make a block where its rows are longer than the swizzle's 128 bytes"""
+
+
+@dataclass(frozen=True)
 class KernelImage:
     """One cubin as its launcher and the build's report need it."""
 
@@ -36,3 +49,5 @@ class KernelImage:
     """the reproducible part: some assemblers give one of several codes for equal PTX"""
     triton: str
     assembler: str
+    boxes: tuple[BoxImage, ...] = ()
+    """of the arguments that are descriptors, in order"""

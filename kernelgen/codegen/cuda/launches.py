@@ -63,7 +63,24 @@ class Constant:
     of: Callable[[Sizes], int]
 
 
-Parameter = Operand | Pointer | LayerOffset | BlockTable | Constant
+@dataclass(frozen=True)
+class Matrix:
+    """A descriptor of the operand at this place of the signature: `rows` × `columns` elements, row
+    after row. Blocks of it may stick out: what lies outside reads as zero.
+
+    A row is a multiple of 16 bytes. Rows are those of the plan and not of the step, which the
+    launch does not know.
+    """
+
+    index: int
+    rows: Callable[[Sizes], int]
+    columns: int
+
+
+Parameter = Operand | Pointer | LayerOffset | BlockTable | Constant | Matrix
+
+MOST_MATRICES = 8
+"""descriptors of one launch, as `launch.h` has room for"""
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,8 @@ class GpuPass:
             raise ValueError(
                 f"{self.unit.name} takes {len(arguments)} arguments, not {len(self.parameters)}"
             )
+        if sum(isinstance(p, Matrix) for p in self.parameters) > MOST_MATRICES:
+            raise ValueError(f"{self.unit.name} takes more than {MOST_MATRICES} descriptors")
         for argument, parameter in zip(arguments, self.parameters, strict=True):
             if argument.type not in _types(parameter):
                 raise ValueError(
@@ -107,12 +126,17 @@ def launch_key(kernel: Kernel, choice: Mapping[str, int]) -> str:
     return f"{kernel.name}({tile})"
 
 
-class _AnyPointer:
+@dataclass(frozen=True)
+class _Starting:
+    with_: str
+
     def __contains__(self, text: str) -> bool:
-        return text.startswith("*")
+        return text.startswith(self.with_)
 
 
-def _types(parameter: Parameter) -> _AnyPointer | tuple[str, ...]:
+def _types(parameter: Parameter) -> _Starting | tuple[str, ...]:
     if isinstance(parameter, Operand | Pointer | BlockTable):
-        return _AnyPointer()
+        return _Starting("*")
+    if isinstance(parameter, Matrix):
+        return _Starting("tensordesc<")
     return ("i64",) if isinstance(parameter, LayerOffset) else ("i32", "i64")

@@ -10,6 +10,7 @@ from kernelgen.codegen.cuda.launches import (
     Constant,
     GpuPass,
     LayerOffset,
+    Matrix,
     Operand,
     Parameter,
     Pointer,
@@ -42,6 +43,8 @@ class References:
         self._first: dict[tuple[str, ...], int] = {}
         self._count = 0
         self.lines: list[dict[str, Any]] = []
+        self.matrices: dict[str, int] = {}
+        """`{reference, rows, columns}` as C++ → number"""
 
     def of(
         self,
@@ -73,6 +76,10 @@ class References:
     ) -> str:
         if isinstance(parameter, Operand):
             return self._operand(operands[parameter.index], slots)
+        if isinstance(parameter, Matrix):
+            start = self._operand(operands[parameter.index], slots)
+            entry = f"{start}, {parameter.rows(sizes)}, {parameter.columns}"
+            return f"matrix({self.matrices.setdefault(entry, len(self.matrices))})"
         if isinstance(parameter, Constant):
             return f"integer({parameter.of(sizes)})"
         if isinstance(parameter, Pointer):
@@ -117,7 +124,11 @@ def parameter_places(
     if states:
         named[Pointer.CACHE] = states[0]
     return tuple(
-        p.index if isinstance(p, Operand) else named.get(p, -1) if isinstance(p, Pointer) else -1
+        p.index
+        if isinstance(p, Operand | Matrix)
+        else named.get(p, -1)
+        if isinstance(p, Pointer)
+        else -1
         for p in parameters
     )
 

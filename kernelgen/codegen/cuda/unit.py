@@ -12,11 +12,14 @@ GIVEN = ("PDL", "INTERPRET")
 programmatic dependent launch on this SM, `INTERPRET` is False outside Triton's interpreter."""
 
 _TYPE = re.compile(r"\*?(i1|i8|i16|i32|i64|u8|u16|u32|u64|fp16|bf16|fp32|fp64|fp8\w{2,6})")
+_DESCRIPTOR = re.compile(r"tensordesc<(fp16|bf16|fp32)\[(\d+), (\d+)\]>")
 
 
 @dataclass(frozen=True)
 class Argument:
-    """One run-time argument. `type` as Triton spells it: "*bf16", "i32", "i64", "fp32".
+    """One run-time argument. `type` as Triton spells it: "*bf16", "i32", "i64", "fp32", or
+    "tensordesc<bf16[128, 64]>" for a descriptor of a matrix that is read in blocks of 128 × 64
+    (sm_90 and later; see `descriptor_type`).
 
     `divisible` is what every launch promises its value (an address for a pointer) to be a multiple
     of: 16 gives vector loads, 1 promises nothing.
@@ -25,6 +28,17 @@ class Argument:
     name: str
     type: str
     divisible: int = 1
+
+    @property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of a descriptor's block; None for every other argument."""
+        match = _DESCRIPTOR.fullmatch(self.type)
+        return (int(match[2]), int(match[3])) if match else None
+
+
+def descriptor_type(element: str, rows: int, columns: int) -> str:
+    """The type of a descriptor; `element` as Triton spells it: "bf16"."""
+    return f"tensordesc<{element}[{rows}, {columns}]>"
 
 
 @dataclass(frozen=True)
@@ -49,6 +63,8 @@ class TritonUnit:
     options: tuple[tuple[str, Constant], ...] = ()
     """further compiler options by name: maxnreg, enable_fp_fusion, …"""
     tile: str = ""
+    spills_on: tuple[int, ...] = ()
+    """SMs where it is legal although it spills registers: measured there as the fastest tile"""
     sms: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -56,7 +72,7 @@ class TritonUnit:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise ValueError(f"{name!r} is not an identifier")
         for argument in self.signature:
-            if not _TYPE.fullmatch(argument.type):
+            if not _TYPE.fullmatch(argument.type) and argument.block is None:
                 raise ValueError(f"{self.name}: {argument.name}: no type {argument.type!r}")
         names = [a.name for a in self.signature] + [name for name, _ in self.constants]
         if len(set(names)) != len(names):

@@ -9,6 +9,8 @@
 namespace kg {
 namespace cuda {
 
+constexpr int64_t FIRST_LAYER = 1000;  // what names a layer among the operands of a kernel, plus its number
+
 inline int bind(const Model& model, const char* name, size_t length, const TVMFFIAny& arg) {
   const auto is = [&](const char* other) { return strlen(other) == length && memcmp(name, other, length) == 0; };
   for (int i = 0; i < (int)BOUND_COUNT; ++i)
@@ -43,9 +45,7 @@ inline int check_bound(const Model& model, const Plan& plan) {
 
 inline int check_args(const Model& model, const TVMFFIAny& arg, const int32_t*& words) {
   const DLTensor* t = typed_tensor(arg, "args", Element::i32, 64);
-  if (!t) return -1;
-  if (ffi::elements(t) != model.args_words)
-    return ffi::raise("ValueError", "args: %lld words, %lld are expected", (long long)ffi::elements(t), (long long)model.args_words);
+  if (!t || check_elements(t, "args", model.args_words, "words")) return -1;
   gpu().index = t->device.device_id;
   words = static_cast<const int32_t*>(ffi::data(t));
   return 0;
@@ -78,6 +78,7 @@ inline int run_step(const Model& model, const Plan& plan, const TVMFFIAny& arg) 
 
 // Whether what a reference leads to has been bound.
 inline int check_ref(const Model& model, const Plan& plan, Ref ref) {
+  if (ref.kind == Kind::matrix) ref = model.matrices[ref.number].start;
   const Buffers& b = buffers();
   const char* missing = nullptr;
   if (ref.kind == Kind::weight && !b.weights[ref.number]) missing = model.weights[ref.number].name;
@@ -87,12 +88,14 @@ inline int check_ref(const Model& model, const Plan& plan, Ref ref) {
   return missing ? ffi::raise("RuntimeError", "%s: not bound, or too small for the plan", missing) : 0;
 }
 
-// Puts the tensors that stand for operands in the place of the plan's own; None leaves an operand as it is.
+// Puts the tensors that stand for operands in the place of the plan's own; None, or the number of a step value or of
+// a layer, leaves an operand as it is.
 inline int replace_operands(const Model& model, const Plan& plan, const Launch& launch, const TVMFFIAny* operands, Values& values) {
   const Kernel& kernel = model.kernels[launch.kernel];
   for (int i = 0; i < kernel.parameter_count; ++i) {
     const int place = kernel.parameters[i].operand;
-    if (place < 0 || operands[place].type_index == kTVMFFINone) {
+    const int type = place < 0 ? (int)kTVMFFINone : operands[place].type_index;
+    if (type == kTVMFFINone || type == kTVMFFIInt) {
       if (check_ref(model, plan, model.refs[launch.refs + i])) return -1;
       continue;
     }
@@ -105,18 +108,39 @@ inline int replace_operands(const Model& model, const Plan& plan, const Launch& 
   return 0;
 }
 
-// Runs one planned kernel alone: all of its launches, as the plan has them where it uses the kernel first.
+// The layer, numbered among those with a cache, that the operands name; −1 where none does.
+inline int64_t wanted_layer(const TVMFFIAny* operands, int count) {
+  for (int i = 0; i < count; ++i)
+    if (operands[i].type_index == kTVMFFIInt && operands[i].v_int64 >= FIRST_LAYER) return operands[i].v_int64 - FIRST_LAYER;
+  return -1;
+}
+
+// Whether a launch works on the cache of a layer; any launch does for layer −1.
+inline bool serves_layer(const Model& model, const Launch& launch, int64_t layer) {
+  bool serves = layer < 0;
+  for (int i = 0; i < model.kernels[launch.kernel].parameter_count; ++i) {
+    const Ref ref = model.refs[launch.refs + i];
+    serves |= ref.kind == Kind::layer_offset && ref.number == layer;
+  }
+  return serves;
+}
+
+// Runs one planned kernel alone: all of its launches, as the plan has them where it uses the kernel first, or first
+// for the layer that an operand names.
 inline int run_kernel(const Model& model, const char* name, size_t length, const Plan& plan, const TVMFFIAny& arg,
                       const TVMFFIAny* operands, int count) {
   const int32_t* words = nullptr;
   Current context;
+  const int64_t layer = wanted_layer(operands, count);
+  const auto planned = [&](int i) -> const Planned& { return model.planned[plan.launches[i].planned]; };
+  const auto named = [&](int i) { return strlen(planned(i).name) == length && memcmp(planned(i).name, name, length) == 0; };
   int i = 0;
-  const auto planned = [&]() -> const Planned& { return model.planned[plan.launches[i].planned]; };
-  while (i < plan.launch_count && !(strlen(planned().name) == length && memcmp(planned().name, name, length) == 0)) ++i;
+  while (i < plan.launch_count && !(named(i) && serves_layer(model, plan.launches[i], layer))) ++i;
   if (i == plan.launch_count)
-    return ffi::raise("ValueError", "%.*s: the plan has no kernel of this name", (int)(length < 200 ? length : 200), name);
-  if (count != planned().operands)
-    return ffi::raise("TypeError", "%s: %d operands are expected, got %d", planned().name, planned().operands, count);
+    return ffi::raise("ValueError", "%.*s: the plan has no kernel of this name%s", (int)(length < 200 ? length : 200), name,
+                      layer < 0 ? "" : " for the layer");
+  if (count != planned(i).operands)
+    return ffi::raise("TypeError", "%s: %d operands are expected, got %d", planned(i).name, planned(i).operands, count);
   if (check_args(model, arg, words) || open_gpu(model.code) || context.enter()) return -1;
   const Handle stream = TVMFFIEnvGetStream(kDLCUDA, gpu().index);
   const int first = i;

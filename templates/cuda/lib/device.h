@@ -110,14 +110,34 @@ class Current {
   Handle before_ = nullptr;
 };
 
+// The CUDA version of an assembler ("ptxas 12.8"), as cuDriverGetVersion spells it; 0 where it names none.
+inline int version_of(const char* assembler) {
+  // By hand: sscanf and strtol have names of their own in new C libraries, which old ones lack.
+  int parts[2] = {}, part = 0;
+  for (const char* c = assembler; *c && part < 2; ++c) {
+    if (*c >= '0' && *c <= '9') parts[part] = parts[part] * 10 + (*c - '0');
+    else if (parts[0]) ++part;
+  }
+  return parts[0] * 1000 + parts[1] * 10;
+}
+
+// What to do about code that the driver does not load: the usual cause is that it is the older one of the two.
+inline void advise(const char* assembler, char* text, size_t size) {
+  const int needed = version_of(assembler), found = driver().version;
+  text[0] = 0;
+  if (found < needed)
+    snprintf(text, size, "; a driver for CUDA %d.%d or newer is needed", needed / 1000, needed % 1000 / 10);
+}
+
 inline int load_locked(const Code& code, int number) {
   const Image& image = code.images[number];
   Handle module = nullptr, function = nullptr;
   if (const Result result = driver().cuModuleLoadData(&module, image.code)) {
-    char text[256];
+    char text[256], needed[80];
     driver().describe("cuModuleLoadData", result, text, sizeof text);
-    return ffi::raise("RuntimeError", "%s: the driver (CUDA %d.%d) does not load the code made by %s for sm_%d: %s", image.name,
-                      driver().version / 1000, driver().version % 1000 / 10, code.assembler, code.sm, text);
+    advise(code.assembler, needed, sizeof needed);
+    return ffi::raise("RuntimeError", "%s: the driver (CUDA %d.%d) does not load the code made by %s for sm_%d: %s%s", image.name,
+                      driver().version / 1000, driver().version % 1000 / 10, code.assembler, code.sm, text, needed);
   }
   KG_DRIVER(cuModuleGetFunction(&function, module, image.symbol));
   if (image.shared_bytes > PLAIN_SHARED_BYTES) {

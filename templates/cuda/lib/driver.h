@@ -40,6 +40,12 @@ struct LaunchConfig {  // CUlaunchConfig
   unsigned attribute_count;
 };
 
+// A matrix as the unit that copies blocks to shared memory sees it. Numbers of CUtensorMap… enumerations.
+struct alignas(64) TensorMap {  // CUtensorMap
+  uint64_t words[16];
+};
+enum TensorMapSetting : int { FLOAT16 = 6, FLOAT32 = 7, BFLOAT16 = 9, NO_INTERLEAVE = 0, PROMOTE_TO_128_BYTES = 2, ZEROS_OUTSIDE = 0 };
+
 #define KG_DRIVER_FUNCTIONS(X)                                               \
   X(cuInit, "cuInit", (unsigned))                                            \
   X(cuDriverGetVersion, "cuDriverGetVersion", (int*))                        \
@@ -56,7 +62,9 @@ struct LaunchConfig {  // CUlaunchConfig
   X(cuModuleLoadData, "cuModuleLoadData", (Handle*, const void*))            \
   X(cuModuleGetFunction, "cuModuleGetFunction", (Handle*, Handle, const char*)) \
   X(cuFuncSetAttribute, "cuFuncSetAttribute", (Handle, int, int))            \
-  X(cuLaunchKernelEx, "cuLaunchKernelEx", (const LaunchConfig*, Handle, void**, void**))
+  X(cuLaunchKernelEx, "cuLaunchKernelEx", (const LaunchConfig*, Handle, void**, void**)) \
+  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                          \
+    (TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int, int, int))
 
 // Entry points of libcuda, or in `problem` why there are none.
 struct Driver {
