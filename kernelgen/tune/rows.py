@@ -1,0 +1,143 @@
+"""Owns the step from measured groups to rows of the tables, and their way into the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernelgen.core.decode import from_json
+from kernelgen.core.errors import UsageError
+from kernelgen.core.jsonio import to_json
+from kernelgen.tables import Row
+from kernelgen.tables.file import merge, read_rows, table_path, write_rows
+from kernelgen.tables.row import Clocks
+from kernelgen.tune.bundle import Bundle, Candidate, DeviceFacts, Group
+from kernelgen.tune.measurer import Canary, Machine
+
+_COLD = 2.0
+"""times the L2 cache: what a chain reads before it comes back, for its reads to count as cold"""
+
+
+def ceiling_us(facts: DeviceFacts, group: Group) -> float:
+    """The time below which no kernel can do the group's bytes and operations."""
+    rate = facts.tflops.get(group.math) or max(facts.tflops.values())
+    return max(group.bytes / (facts.read_gb_s * 1e3), group.flops / (rate * 1e6))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The sample that so many are not above; `ordered` is sorted and not empty."""
+    return ordered[min(len(ordered) - 1, int(share * (len(ordered) - 1) + 0.5))]
+
+
+def row_of(
+    bundle: Bundle,
+    group: Group,
+    candidate: Candidate,
+    samples: Sequence[float],
+    share: float,
+    machine: Machine,
+    canaries: Sequence[Canary],
+    date: str,
+) -> Row:
+    """The row of a group whose fastest right candidate this is."""
+    ordered = sorted(samples)
+    us = round(quantile(ordered, 0.5), 3)
+    cold = any(n in group.family for n in ("gem", "skinny", "head", "attention"))
+    return Row(
+        schema=2,
+        sm=bundle.device.sm_name,
+        device=bundle.device.name,
+        family=group.family,
+        variant=group.variant,
+        bucket=group.bucket,
+        backend="triton",
+        choice=dict(candidate.choice),
+        us=us,
+        us_p10=min(us, round(quantile(ordered, 0.1), 3)),
+        us_p90=max(us, round(quantile(ordered, 0.9), 3)),
+        samples=len(ordered),
+        l2="cold" if cold or group.bytes > _COLD * bundle.device.l2_bytes else "warm",
+        share_of_ceiling=round(ceiling_us(bundle.device, group) / us, 4) or None,
+        error_share=min(1.0, round(share, 4)),
+        bytes=group.bytes,
+        flops=group.flops,
+        source=candidate.source,
+        toolchain={**bundle.toolchain, "torch": machine.torch},
+        device_label=machine.device,
+        driver=machine.driver,
+        clocks=_clocks(canaries),
+        date=date,
+        provenance=f"{bundle.device.name}-{date[:10]}-{group.model}",
+    )
+
+
+def _clocks(canaries: Sequence[Canary]) -> Clocks | None:
+    sm = [c.sm_mhz for c in canaries if c.sm_mhz]
+    memory = [c.memory_mhz for c in canaries if c.memory_mhz]
+    return Clocks(min(sm), max(sm), min(memory), max(memory)) if sm and memory else None
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What a merge did to the tables."""
+
+    files: tuple[str, ...]
+    added: int
+    replaced: int
+    kept: int
+    """rows of the tables that are newer than what was brought"""
+    conflicts: tuple[str, ...]
+    problems: tuple[str, ...]
+    """of the tables as they were"""
+
+
+def rows_in(lines: Iterable[Mapping[str, Any]], provenance: str = "") -> tuple[Row, ...]:
+    """Rows of a journal's groups that may be shipped: right, and measured on a quiet device."""
+    found: dict[Any, Row] = {}
+    for line in lines:
+        if line["kind"] != "group" or line.get("row") is None or line.get("flag"):
+            continue
+        row = from_json(Row, line["row"], source=f"group {line.get('group')}")
+        row = replace(row, provenance=provenance) if provenance else row
+        found[row.key] = row
+    return tuple(found.values())
+
+
+def bring(rows: Sequence[Row], folder: Path) -> Brought:
+    """Merges rows into the tables below `folder`; each file is replaced whole or not at all.
+
+    `UsageError` where the tables cannot be written.
+    """
+    files: list[str] = []
+    conflicts: list[str] = []
+    problems: list[str] = []
+    added = replaced = kept = 0
+    for place in sorted({(r.sm, r.device, r.family) for r in rows}):
+        path = table_path(folder, *place)
+        old = read_rows(path) if path.exists() else None
+        if old is not None and old.problems and not old.rows:
+            raise UsageError(
+                f"cannot be read, so nothing is merged into it: {old.problems[0]}", where=str(path)
+            )
+        have = old.rows if old else ()
+        problems += list(old.problems) if old else []
+        mine = [r for r in rows if (r.sm, r.device, r.family) == place]
+        merged = merge(have, mine)
+        known = {r.key: r for r in have}
+        now = {r.key: r for r in merged.rows}
+        for row in mine:
+            took = now[row.key] == row
+            added += row.key not in known
+            replaced += row.key in known and took and known[row.key] != row
+            kept += row.key in known and not took
+        conflicts += merged.conflicts
+        write_rows(path, merged.rows)
+        files.append(str(path))
+    return Brought(tuple(files), added, replaced, kept, tuple(conflicts), tuple(problems))
+
+
+def row_json(row: Row) -> Any:
+    """A row as a line of a journal keeps it."""
+    return to_json(row)
