@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from sample_trials import reference, trial
+from sample_trials import WithMinP, reference, trial
 
-from kernelgen.codegen.families import triton_sample
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.compile.store import Store
@@ -110,16 +110,24 @@ def test_every_kind_of_row(vocabulary: int, columns: int, parts: int) -> None:
         assert not trial(vocabulary, "sample", tile, wanted).problems()
 
 
-def test_rows_that_keep_more_than_the_list_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes over the whole row; maxima of groups bound nothing, or too much."""
+def short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So short that few rows fit them."""
     from kernelgen.codegen.triton import sample
 
-    for module in (triton_sample, sample):
-        monkeypatch.setattr(module, "LIST", 64)
+    for name, most in {"LIST": 64, "SHORT": 32, "SHORTEST": 16}.items():
+        monkeypatch.setattr(sample, name, most)
+
+
+def test_rows_that_keep_more_than_the_list_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passes over the whole row; maxima of groups bound nothing, or too much."""
+    short_lists(monkeypatch)
     wanted = [
+        Sampling(1.0, top_k=20, seed=4),
+        Sampling(1.0, top_k=60, top_p=0.7, seed=5),
         Sampling(1.0, top_k=100, seed=5),
         Sampling(1.0, top_k=300, top_p=0.9, seed=6),
         Sampling(5.0, top_p=0.95, seed=7),
+        Sampling(3.0, top_k=400, seed=8),
     ]
     tile = {"columns": 256, "parts": 2, "warps": 4}
     assert not trial(1000, "sample", tile, wanted).problems()
@@ -130,17 +138,61 @@ def test_rows_that_keep_more_than_the_list_holds(monkeypatch: pytest.MonkeyPatch
 )
 def test_not_one_more_is_kept(kept: dict[str, Any]) -> None:
     """Logits so flat that a token too many, or too few, would soon be seen."""
-    wanted = [Sampling(9.0, seed=i, **kept) for i in range(16)]
+    wanted = [Sampling(9.0, seed=i, **kept) for i in range(4 if "top_k" not in kept else 16)]
     tile = {"columns": 256, "parts": 2, "warps": 4}
     assert not trial(500, "sample", tile, wanted).problems()
 
 
+def test_refused_candidates_are_replaced_within_their_class() -> None:
+    """A nucleus that refuses most candidates: those behind them, then all classes anew."""
+    logits = torch.randn(1500, generator=torch.Generator().manual_seed(5))
+    wanted = [Sampling(1.0, top_p=p, seed=i) for i, p in enumerate((0.7, 0.5, 0.3, 0.1))]
+    tile = {"columns": 128, "parts": 3, "warps": 4}
+    assert not trial(1500, "sample", tile, wanted, logits=logits).problems()
+
+
+def test_large_top_k_with_top_p() -> None:
+    """More than a list is for: the k-th logit is searched for first."""
+    logits = torch.randn(1500, generator=torch.Generator().manual_seed(6))
+    logits[:900] = logits[:900].round()  # with ties at the bound
+    wanted = [
+        Sampling(1.0, top_k=k, top_p=p, seed=k)
+        for k, p in ((257, 1.0), (300, 0.9), (700, 0.5), (1000, 0.99), (1499, 0.999))
+    ]
+    tile = {"columns": 256, "parts": 2, "warps": 4}
+    assert not trial(1500, "sample", tile, wanted, logits=logits).problems()
+
+
+def test_neighbours_that_crowd_the_list() -> None:
+    """All large logits stand in few groups: the list is cut down before its logits are compared."""
+    logits = torch.randn(4000, generator=torch.Generator().manual_seed(7))
+    logits[1000:1900] += 9.0
+    wanted = [Sampling(1.0, top_k=k, top_p=0.9, seed=k) for k in (12, 50, 256)]
+    tile = {"columns": 256, "parts": 2, "warps": 4}
+    assert not trial(4000, "sample", tile, wanted, logits=logits).problems()
+
+
+def test_min_p_where_the_step_takes_it() -> None:
+    """Before top-k and top-p; greedy rows do not ask."""
+    wanted = [
+        GREEDY,
+        Sampling(2.0, seed=1),
+        Sampling(2.0, seed=2),
+        Sampling(2.0, top_k=40, seed=3),
+        Sampling(2.0, top_p=0.8, seed=4),
+        Sampling(2.0, top_k=300, top_p=0.8, seed=5),
+        Sampling(2.0, top_k=30, top_p=0.8, seed=6),
+    ]
+    logits = 3.0 * torch.randn(7, 900, generator=torch.Generator().manual_seed(8))
+    tile = {"columns": 256, "parts": 2, "warps": 4}
+    more = {"logits": logits, "min_p": (0.5, 0.0, 0.2, 0.3, 0.1, 0.02, 1.0), "kind": WithMinP}
+    assert not trial(900, "sample", tile, wanted, **more).problems()
+
+
 @pytest.mark.parametrize("small", [False, True])
 def test_ties_go_to_the_lowest_ids(small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernelgen.codegen.triton import sample
-
-    for module in (triton_sample, sample) if small else ():
-        monkeypatch.setattr(module, "LIST", 64)
+    if small:
+        short_lists(monkeypatch)
     logits = torch.zeros(700)
     logits[[3, 500, 650]] = 1.0
     logits[7] = -0.0
@@ -169,6 +221,25 @@ def test_infinite_logits_are_never_chosen_where_others_are() -> None:
     ]
     made = trial(700, "sample", {"columns": 256, "parts": 2, "warps": 4}, wanted, logits=logits)
     assert not made.problems()
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_row_with_nan_has_no_token(sign: float) -> None:
+    """Of whatever sign; the rows beside it have theirs."""
+    kinds = [k for k in KINDS if k is not None]
+    logits = torch.randn(len(kinds), 700, generator=torch.Generator().manual_seed(4))
+    made = trial(700, "sample", {"columns": 256, "parts": 2, "warps": 4}, kinds, logits=logits)
+    made._run()
+    meant = made.given["sample"].tensor[: len(kinds)].tolist()
+    assert min(meant) >= 0 and not made._around()
+    for broken in range(len(kinds)):
+        bad = logits.clone()
+        bad[broken, 650 - 64 * broken] = sign * torch.tensor(float("nan"))
+        made = trial(700, "sample", {"columns": 256, "parts": 2, "warps": 4}, kinds, logits=bad)
+        made._run()
+        want = [-2 if i == broken else t for i, t in enumerate(meant)]
+        assert made.given["sample"].tensor[: len(kinds)].tolist() == want
+        assert made.last.tensor[broken ^ 1] == 0 and not made._around()
 
 
 def test_noise_depends_on_seed_position_and_token_alone() -> None:
@@ -203,7 +274,16 @@ CORES = (
 @pytest.mark.parametrize("core", CORES, ids=["gemv", "skinny", "gemm"])
 @pytest.mark.parametrize("spared", [False, True])
 def test_head(core: dict[str, int], spared: bool) -> None:
-    wanted = KINDS if core["core"] else KINDS[:1]
+    check_head(core, KINDS if core["core"] else KINDS[:1], spared)
+
+
+@pytest.mark.parametrize("wanted", [KINDS[2], KINDS[3], KINDS[5], None], ids=str)
+def test_head_of_one_row(wanted: Sampling | None) -> None:
+    """Blocks of few columns share entries of the list of maxima: counters, which are 0 again."""
+    check_head(CORES[0], [wanted], spared=True)
+
+
+def check_head(core: dict[str, int], wanted: Sequence[Sampling | None], spared: bool) -> None:
     made = trial(600, "head_sample", {**core, **CHOOSE}, wanted, spared=spared)
     made._run()
     rows = len(wanted)
@@ -227,8 +307,8 @@ def test_large_vocabularies_compile_without_spills(tmp_path: Path) -> None:
     units = []
     core = {"core": 1, "rows": 64, "outputs": 128, "depth": 64, "splits": 1, "stages": 3}
     head = {**core, "warps": 4, "ahead": 0}
-    later = {"choose_columns": 2048, "choose_parts": 2, "choose_warps": 16}
-    alone = {"columns": 2048, "parts": 128, "warps": 16}
+    later = {"choose_columns": 2048, "choose_parts": 2, "choose_warps": 8}
+    alone = {"columns": 2048, "parts": 128, "warps": 8}
     for family, choice in (("sample", alone), ("head_sample", {**head, **later})):
         made = trial(151936, family, choice, KINDS[:1])
         passes = gpu_kernel(made.kernel, choice, made.model.layout).passes
@@ -236,4 +316,4 @@ def test_large_vocabularies_compile_without_spills(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     with store.session():
         compiled = compile_triton(units, sms=(80, 90), store=store, jobs=2)
-    assert len(compiled) == 6 and all(k.image.spill_bytes == 0 for k in compiled)
+    assert len(compiled) == 8 and all(k.image.spill_bytes == 0 for k in compiled)

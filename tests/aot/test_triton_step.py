@@ -16,11 +16,6 @@ from kernelgen.core.elf import read_library
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
-
-
-@pytest.fixture(scope="module")
 def kernels(store: Store) -> Mapping[int, Mapping[str, CompiledKernel]]:
     with store.session():
         made = compile_triton(gpu_toy.program().units(), sms=toy.SMS, store=store, jobs=2)

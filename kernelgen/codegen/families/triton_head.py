@@ -6,14 +6,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 
 from kernelgen.codegen.families.roles import HeadRoles, head_roles
-from kernelgen.codegen.families.triton_block import Footprint
-from kernelgen.codegen.families.triton_choice import Best, Tile
+from kernelgen.codegen.families.triton_block import Footprint, ceil_div
+from kernelgen.codegen.families.triton_choice import Best, Tile, checked
 from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_gemm import LEAST_ROWS, GemmTile, gemm
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_linear import prep_notes
 from kernelgen.codegen.families.triton_product import Product, product
-from kernelgen.codegen.families.triton_sample import SampleTile, choose_pass, choose_tile
+from kernelgen.codegen.families.triton_sample import (
+    COUNTERS_OF_ROW,
+    GROUP,
+    SampleProblem,
+    SampleTile,
+    choose_pass,
+    choose_tile,
+)
 from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
 from kernelgen.codegen.families.triton_time import Timing
 from kernelgen.hw.device import Device
@@ -25,8 +32,6 @@ from kernelgen.planner.network import Region
 CORES = (("gemv", gemv), ("skinny", skinny), ("gemm", gemm))
 """product families by the number that `core` has in a choice"""
 _KEEP_OPS = 4  # mask, comparison, place
-HEAD_COUNTERS = 3
-"""int32 words for each logit row: the best candidate so far (64 bits), and a ticket"""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,21 @@ class HeadTile:
     core: int
     inner: GemvTile | SkinnyTile | GemmTile
     choose: SampleTile
+
+    @property
+    def gathered(self) -> bool:
+        """Whether maxima of groups come from several blocks: in counters, of the one row."""
+        return CORES[self.core][0] == "gemv"
+
+    @property
+    def group(self) -> int:
+        """Neighbouring logits that share one entry of the list of maxima: those of a block."""
+        return GROUP if self.gathered else self.inner.outputs
+
+    def counters(self, rows: int, vocabulary: int) -> int:
+        """int32 words: those of the choice, and maxima that blocks share."""
+        shared = ceil_div(vocabulary, GROUP) if self.gathered else 0
+        return rows * COUNTERS_OF_ROW + shared
 
     def footprint(self, problem: Product) -> Footprint:
         """That of the product."""
@@ -79,22 +99,57 @@ def head_tile(choice: Mapping[str, int]) -> HeadTile:
     return HeadTile(choice["core"], kind(**inner), SampleTile(**later))
 
 
-def quote_head(region: Region, roles: HeadRoles, sizes: Sizes, device: Device) -> Quote | Refusal:
+def quote_head(
+    region: Region,
+    roles: HeadRoles,
+    sizes: Sizes,
+    device: Device,
+    choice: Mapping[str, int] | None = None,
+) -> Quote | Refusal:
     """The fastest product with the choice's work on top, then the second kernel.
 
     The product takes all logit rows that a step may ask for.
     """
-    plain = product(region, roles.linear, sizes.capacity)
-    problem = replace(plain, finish_ops=plain.finish_ops + _KEEP_OPS)
-    logits = region.value(roles.sample.inputs[0]).type
-    later = choose_tile(problem.rows, logits.row_width, device)
+    problem = head_problem(region, roles, sizes.capacity)
+    usual = max(LEAST_ROWS, product(region, roles.linear, sizes).rows)
+    vocabulary = region.value(roles.sample.inputs[0]).type.row_width
+    if choice is None:
+        best = _best(problem, usual, choose_tile(problem.rows, vocabulary, device), device)
+    else:
+        best = _given(problem, usual, vocabulary, choice, device)
+    if isinstance(best, Refusal):
+        return best
+    assert isinstance(best.tile, HeadTile)
+    return Quote(
+        best=best,
+        bytes=region_bytes(region, sizes),
+        flops=region_flops(region, sizes),
+        problem=problem,
+        scratch_bytes=problem.rows * best.tile.choose.row_words(vocabulary, best.tile.group) * 4,
+        counters=best.tile.counters(problem.rows, vocabulary),
+        passes=(choose_pass(problem.rows, device),),
+        notes=(f"{CORES[best.tile.core][0]} tiles", *prep_notes(problem)),
+    )
+
+
+def head_problem(region: Region, roles: HeadRoles, sizes: Sizes) -> Product:
+    """The numbers of the product, its epilogue included."""
+    plain = product(region, roles.linear, sizes)
+    return replace(plain, finish_ops=plain.finish_ops + _KEEP_OPS)
+
+
+def _asked(core: int, problem: Product, usual: int) -> Product:
+    """What a core's tile is chosen for: bands of the many-row product that are not asked for cost
+    nothing, so it counts the rows of a usual step.
+    """
+    return replace(problem, rows=min(usual, problem.rows)) if CORES[core][0] == "gemm" else problem
+
+
+def _best(problem: Product, usual: int, later: SampleTile, device: Device) -> HeadBest | Refusal:
     found: list[HeadBest] = []
     refused: list[str] = []
     for core, (name, choose) in enumerate(CORES):
-        # Bands of the many-row product that are not asked for cost nothing: it is chosen for the
-        # rows of a usual step.
-        usual = max(LEAST_ROWS, product(region, roles.linear, sizes).rows)
-        asked = replace(problem, rows=min(usual, problem.rows)) if name == "gemm" else problem
+        asked = _asked(core, problem, usual)
         answer = choose(asked, device)
         if isinstance(answer, Refusal):
             refused.append(f"{name}: {answer.reason}")
@@ -105,17 +160,25 @@ def quote_head(region: Region, roles: HeadRoles, sizes: Sizes, device: Device) -
             tile = replace(tile, splits=1)  # partial sums are no candidates
         timing = tile.time(asked, device)
         found.append(HeadBest(HeadTile(core, tile, later), timing, answer.legal, answer.looked_at))
-    if not found:
-        return Refusal("; ".join(refused))
-    best = min(found, key=lambda b: b.timing.us)
-    assert isinstance(best.tile, HeadTile)
-    return Quote(
-        best=best,
-        bytes=region_bytes(region, sizes),
-        flops=region_flops(region, sizes),
-        problem=problem,
-        scratch_bytes=problem.rows * later.row_words(logits.row_width) * 4,
-        counters=HEAD_COUNTERS * problem.rows,
-        passes=(choose_pass(problem.rows, device),),
-        notes=(f"{CORES[best.tile.core][0]} tiles", *prep_notes(problem)),
-    )
+    return min(found, key=lambda b: b.timing.us) if found else Refusal("; ".join(refused))
+
+
+def _given(
+    problem: Product, usual: int, vocabulary: int, choice: Mapping[str, int], device: Device
+) -> HeadBest | Refusal:
+    """The tile that a table chose, or why it cannot be used."""
+    try:
+        tile = head_tile(choice)
+    except (KeyError, IndexError, TypeError):
+        return Refusal(f"no tile of a head has {', '.join(choice)}")
+    asked = _asked(tile.core, problem, usual)
+    core = CORES[tile.core][1](asked, device)  # refuses rows that the core is not for
+    found = core if isinstance(core, Refusal) else checked(tile.inner, asked, device)
+    later = checked(tile.choose, SampleProblem(problem.rows, vocabulary, 0, 0), device)
+    if isinstance(found, Refusal):
+        return found
+    if isinstance(later, Refusal):
+        return later
+    if isinstance(tile.inner, SkinnyTile) and tile.inner.splits > 1:
+        return Refusal("partial sums are no candidates")
+    return HeadBest(tile, found.timing, 1, 1)

@@ -1,18 +1,23 @@
-"""Owns the choice of a token: blocks scan parts of a row, the last one of the row chooses."""
+"""Owns the choice of a token: what a scan or a product has kept decides, noise reads logits."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kernelgen.codegen.families.triton_block import WARP, Footprint, ceil_div, frame_registers
-from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_block import (
+    WARP,
+    Footprint,
+    ceil_div,
+    frame_registers,
+    next_power_of_two,
+)
+from kernelgen.codegen.families.triton_choice import Best, best, given, masked
 from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_time import (
     NEAR_LATENCY_US,
     REDUCE_US,
-    TICKET_US,
     Demand,
     Grid,
     Timing,
@@ -27,13 +32,28 @@ from kernelgen.planner.network import Region
 
 GROUP = 64
 """neighbouring logits that share one entry of a row's list of maxima"""
-LIST = 4096
-"""logits among which one block finds exact bounds: all that reach a bound taken from the maxima"""
-NOISE_OPS = 60
-"""float32 and integer instructions for one logit: scale, hash of (seed, position, token), two
-logarithms, comparison"""
-_SEARCH_US = 8.0
-"""a row with top-k or top-p: maxima, list, and two searches by halving. Assumed."""
+LIST = 2048
+"""logits among which one block finds a row's `SHORT_K` largest or fewer: all that reach a bound
+taken from the maxima"""
+SHORT_K = 256
+"""the largest top-k whose rows choose from a list; larger ones try noisy candidates"""
+SHORT, SHORTEST = 512, 128
+"""logits of a list that are compared with each other, and what most lists have room in"""
+CANDIDATES = 2048
+"""noisy candidates that the blocks of a row hand on, at most"""
+COUNTERS_OF_ROW = 3
+"""int32 words for each logit row: the best candidate so far (64 bits), and a ticket"""
+WARPS = 8
+"""of a block: with 16 warps the choice has 128 registers a thread, and spills some"""
+WIDE = 2048
+"""logits of a step where one block reads a whole row: enough loads in flight for its share of the
+L2 cache"""
+_SCAN_OPS = 12
+"""instructions for one logit of the scan: its key, comparison, maximum of its group"""
+_LIST_US = 10.0
+"""a row with a small top-k, on one block: maxima, list, comparisons. Assumed."""
+_MEASURE_US = 9.0
+"""a row with top-p alone: one block adds up what ranks before the candidate. Assumed."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +69,7 @@ class SampleProblem:
 @dataclass(frozen=True)
 class SampleTile:
     """A block scans one of at most `parts` parts of a row, `columns` logits a step; the last block
-    of a row chooses among what all have found.
+    of a row chooses among what all have found. Rows with a small top-k need one block.
     """
 
     columns: int
@@ -64,17 +84,21 @@ class SampleTile:
         """Blocks of a row that have a share."""
         return ceil_div(vocabulary, self.share(vocabulary))
 
-    def row_words(self, vocabulary: int) -> int:
-        """32-bit words of scratch for a row: two of each block, maximum and number of each group,
-        and the list of logits and tokens.
+    def classes(self, vocabulary: int) -> int:
+        """Classes of logits in a block's share: each hands on its best noisy candidate."""
+        return min(self.columns, CANDIDATES // next_power_of_two(self.blocks(vocabulary)))
+
+    def row_words(self, vocabulary: int, group: int = GROUP) -> int:
+        """32-bit words of scratch for a row: candidates or the list, then the maximum and number
+        of each group.
         """
-        words = 2 * (self.blocks(vocabulary) + ceil_div(vocabulary, GROUP) + LIST)
+        words = numbers_word(vocabulary, group) + ceil_div(vocabulary, group)
         return ceil_div(words, 32) * 32
 
     def footprint(self, problem: SampleProblem) -> Footprint:
-        """Registers: the list with its ranks, tokens and masses."""
-        held = 6 * max(LIST, self.columns) / (self.warps * WARP)
-        return Footprint(self.warps, frame_registers(held), 8 * self.columns)
+        """That of the scan: a step's logits with their keys; four steps are loaded at a time."""
+        held = 3 * self.columns / (self.warps * WARP)
+        return Footprint(self.warps, frame_registers(held), 12 * self.columns)
 
     def problems(self, problem: SampleProblem, device: Device) -> tuple[str, ...]:
         """Limits of the block, and blocks that wait for others to finish."""
@@ -86,7 +110,7 @@ class SampleTile:
         return tuple(found)
 
     def time(self, problem: SampleProblem, device: Device) -> Timing:
-        """Logits once; every logit gets its noise."""
+        """The scan: logits once."""
         logits = problem.rows * problem.vocabulary
         blocks = self.blocks(problem.vocabulary)
         grid = Grid(
@@ -94,9 +118,9 @@ class SampleTile:
             footprint=self.footprint(problem),
             steps=ceil_div(self.share(problem.vocabulary), self.columns),
             in_flight=3,
-            tail_us=2 * REDUCE_US + (TICKET_US if blocks > 1 else 0.0),
+            tail_us=2 * REDUCE_US,
         )
-        demand = Demand(memory_bytes=problem.bytes, vector_ops=float(NOISE_OPS * logits))
+        demand = Demand(memory_bytes=problem.bytes, vector_ops=float(_SCAN_OPS * logits))
         return timing(grid, demand, device)
 
     def masks(self, problem: SampleProblem) -> tuple[str, ...]:
@@ -104,12 +128,20 @@ class SampleTile:
         return masked("columns", problem.vocabulary, self.columns)
 
 
+MAXIMA_WORD = 2 * max(LIST, CANDIDATES)
+"""where a row's scratch has the maxima of its groups: behind candidates, or list"""
+
+
+def numbers_word(vocabulary: int, group: int) -> int:
+    """Where a row's scratch has the numbers of chosen groups."""
+    return MAXIMA_WORD + ceil_div(vocabulary, group)
+
+
 def space() -> Iterator[SampleTile]:
     """All tiles."""
     for parts in (1, 2, 4, 8, 16, 32, 64, 128):
-        for columns in (2048, 4096, 1024):
-            for warps in (16, 8):
-                yield SampleTile(columns, parts, warps)
+        for columns in (2048, 1024):
+            yield SampleTile(columns, parts, WARPS)
 
 
 @lru_cache(maxsize=256)
@@ -125,13 +157,13 @@ def choose_tile(rows: int, vocabulary: int, device: Device) -> SampleTile:
     parts = 1
     while 2 * parts * rows <= device.units and parts * 2048 < vocabulary:
         parts *= 2
-    return SampleTile(columns=2048, parts=parts, warps=16)
+    return SampleTile(columns=2048, parts=parts, warps=WARPS)
 
 
 def choose_pass(rows: int, device: Device) -> Pass:
     """The second kernel of a head: it reads one candidate a row."""
     us = device.boundary_us + NEAR_LATENCY_US
-    why = "the largest logit of a row is known; noise, top-k or top-p reads the row again"
+    why = "the largest logit of a row is known; noise, top-k or top-p reads logits again"
     return Pass("choose", rows * 8, us, why)
 
 
@@ -144,7 +176,13 @@ def sample_roles(region: Region, phase: str) -> Region | Refusal | None:
     return region
 
 
-def quote_sample(region: Region, roles: Region, sizes: Sizes, device: Device) -> Quote | Refusal:
+def quote_sample(
+    region: Region,
+    roles: Region,
+    sizes: Sizes,
+    device: Device,
+    choice: Mapping[str, int] | None = None,
+) -> Quote | Refusal:
     """The best tile; blocks are counted for all rows that a step may ask for."""
     node = region.nodes[0]
     logits = region.value(node.inputs[0]).type
@@ -155,6 +193,8 @@ def quote_sample(region: Region, roles: Region, sizes: Sizes, device: Device) ->
         flops=region_flops(region, sizes),
     )
     found = sample(problem, device)
+    if choice is not None:
+        found = given(SampleTile, choice, problem, device)
     if isinstance(found, Refusal):
         return found
     tile = found.tile
@@ -166,6 +206,10 @@ def quote_sample(region: Region, roles: Region, sizes: Sizes, device: Device) ->
         flops=problem.flops,
         problem=problem,
         scratch_bytes=most * tile.row_words(problem.vocabulary) * 4,
-        counters=most,
-        notes=(f"a row with top-k or top-p adds about {_SEARCH_US:.0f} µs, all rows at a time",),
+        counters=COUNTERS_OF_ROW * most,
+        passes=(choose_pass(most, device),),
+        notes=(
+            f"a top-k of at most {SHORT_K} adds about {_LIST_US:.0f} µs, top-p alone"
+            f" {_MEASURE_US:.0f} µs a look, all rows at a time",
+        ),
     )

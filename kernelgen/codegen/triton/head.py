@@ -19,7 +19,7 @@ from kernelgen.codegen.triton.kernels import (
     triton_kernel,
 )
 from kernelgen.codegen.triton.product import GEMM, GEMV, SKINNY, Orientation, product_context
-from kernelgen.codegen.triton.sample import sample_pass, sampling_words
+from kernelgen.codegen.triton.sample import Maxima, candidate_constants, sample_pass
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
@@ -64,21 +64,22 @@ def head_kernel(
     core = CORES[tile.core][0]
     product = replace(match, family=_Core(core), roles=roles.linear)  # type: ignore[arg-type]
     plain = triton_kernel(replace(kernel, match=product), asdict(tile.inner), layout, why)
-    lines = header(kernel, why)
+    lines, maxima = header(kernel, why), Maxima(tile.group, tile.gathered)
+    vocabulary = region.value(roles.sample.inputs[0]).type.row_width
     text = render(
         "triton/head_sample.py.j2",
         core=core,
         name=kernel.name,
         header=lines,
         parameters=[{"name": g.argument.name, "note": g.note} for g in kernel_arguments(kernel)],
-        vocabulary=region.value(roles.sample.inputs[0]).type.row_width,
-        words=sampling_words(layout.args),
+        vocabulary=vocabulary,
+        **candidate_constants(vocabulary, tile.choose, maxima, layout.args),
         **_product(region, roles, _CORES[core], layout),
     )
     first = plain.passes[0]
     unit = replace(first.unit, text=text)
     chosen = [f"{kernel.name}, second launch: {roles.sample.name}"]
-    second = sample_pass(kernel, tile.choose, layout, chosen, keyed=True)
+    second = sample_pass(kernel, tile.choose, layout, chosen, maxima)
     return GpuKernel((replace(first, unit=unit), second))
 
 
@@ -101,7 +102,8 @@ def _finish(region: Region, roles: HeadRoles, core: _Candidates) -> list[str]:
     program.bind(product, program.let(product, text) if text != "sum0" else text)
     logits = region.base(roles.sample.inputs[0])
     block = core.block.format(program.value(logits))
-    handed = [block, "first", core.token, core.row, "count", "args", "counters", str(core.axis)]
+    handed = [block, "first", core.token, core.row, "count", "args", "scratch", "counters"]
+    handed.append(str(core.axis))
     program.lines += [
         f"needed = keep({', '.join(handed)})",
         "needed = tl.max(needed.to(tl.int32), 0) > 0"

@@ -1,13 +1,26 @@
-"""Owns the Triton of the choice of a token: alone, or behind a product that kept candidates."""
+"""Owns the Triton of the choice of a token, behind a scan or a product that kept candidates."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.codegen.cuda.launches import GpuKernel, GpuPass, Pointer
 from kernelgen.codegen.cuda.unit import Argument, TritonUnit
 from kernelgen.codegen.families.triton_block import ceil_div, next_power_of_two
-from kernelgen.codegen.families.triton_sample import GROUP, LIST, SampleTile
+from kernelgen.codegen.families.triton_sample import (
+    COUNTERS_OF_ROW,
+    GROUP,
+    LIST,
+    MAXIMA_WORD,
+    SHORT,
+    SHORT_K,
+    SHORTEST,
+    WIDE,
+    SampleTile,
+    numbers_word,
+)
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import triton_name
@@ -36,28 +49,63 @@ SAMPLING_FIELDS = (
     "seed",
 )
 """of args, for a kernel that knows how each logit row wants its token"""
+MIN_P = "min_p"
+"""float32, where the arguments have it: 0 = off"""
+
+
+@dataclass(frozen=True)
+class Maxima:
+    """The list of the largest logits of neighbours that the kernel before has left for each row."""
+
+    group: int = GROUP
+    """logits that share one entry"""
+    gathered: bool = False
+    """whether several blocks have joined in an entry: then they are counters, those of one row"""
 
 
 def sample_kernel(
     kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
 ) -> GpuKernel:
-    """The choice alone, in one launch. `why`: the planner's argument, for the header."""
-    tile = SampleTile(**choice)
-    return GpuKernel((sample_pass(kernel, tile, layout, header(kernel, why)),))
+    """The choice alone: a scan, then the choice. `why`: the planner's argument, for the header."""
+    tile, lines = SampleTile(**choice), header(kernel, why)
+    region, given = kernel.match.region, kernel_arguments(kernel)
+    sample = next(n for n in region.nodes if n.op.has(Trait.SAMPLE))
+    vocabulary = region.value(sample.inputs[0]).type.row_width
+    text = render(
+        "triton/candidates.py.j2",
+        name=kernel.name,
+        header=lines,
+        parameters=[{"name": g.argument.name, "note": g.note} for g in given],
+        logits=triton_name(region.base(sample.inputs[0])),
+        vocabulary=vocabulary,
+        columns=tile.columns,
+        share=tile.share(vocabulary),
+        **candidate_constants(vocabulary, tile, Maxima(), layout.args),
+    )
+    unit = TritonUnit(
+        name=f"{kernel.name}_{_tag(tile)}",
+        text=text,
+        function=kernel.name,
+        signature=tuple(g.argument for g in given),
+        num_warps=tile.warps,
+        num_stages=1,
+        pdl=True,
+        tile=_told(tile),
+    )
+    scan = GpuPass(unit, tuple(g.source for g in given), _grid(kernel, tile))
+    chosen = [f"{kernel.name}, second launch: {sample.name}"]
+    return GpuKernel((scan, sample_pass(kernel, tile, layout, chosen, Maxima())))
 
 
 def sample_pass(
-    kernel: Kernel, tile: SampleTile, layout: StepLayout, lines: list[str], *, keyed: bool = False
+    kernel: Kernel, tile: SampleTile, layout: StepLayout, lines: list[str], maxima: Maxima
 ) -> GpuPass:
-    """The launch that chooses.
-
-    `keyed`: the product before it has left the largest logit of each greedy row in the counters.
-    """
+    """The launch that chooses, once the one before has left best candidates and `maxima`."""
     region = kernel.match.region
     sample = next(n for n in region.nodes if n.op.has(Trait.SAMPLE))
     logits = region.value(sample.inputs[0]).type
     given = _given(kernel, sample)
-    function = f"{kernel.name}_choose" if keyed else kernel.name
+    function = f"{kernel.name}_choose"
     text = render(
         "triton/sample.py.j2",
         name=function,
@@ -65,25 +113,36 @@ def sample_pass(
         parameters=[{"name": g.argument.name, "note": g.note} for g in given],
         logits=triton_name(region.base(sample.inputs[0])),
         sampled=triton_name(sample.outputs[0]),
-        keyed=keyed,
-        **sample_constants(logits.row_width, tile, layout.args),
+        **sample_constants(logits.row_width, tile, maxima, layout.args),
     )
-    blocks = tile.blocks(logits.row_width)
-
-    def grid(sizes: Sizes) -> tuple[int, int, int]:
-        return (blocks, logits.elements(sizes.capacity) // logits.row_width, 1)
-
     unit = TritonUnit(
-        name=f"{function}_c{tile.columns}_p{tile.parts}_w{tile.warps}",
+        name=f"{function}_{_tag(tile)}_g{maxima.group}{'_gathered' if maxima.gathered else ''}",
         text=text,
         function=function,
         signature=tuple(g.argument for g in given),
         num_warps=tile.warps,
         num_stages=1,
         pdl=True,
-        tile=f"columns {tile.columns}, parts {tile.parts}, warps {tile.warps}",
+        tile=_told(tile),
     )
-    return GpuPass(unit, tuple(g.source for g in given), grid)
+    return GpuPass(unit, tuple(g.source for g in given), _grid(kernel, tile))
+
+
+def _tag(tile: SampleTile) -> str:
+    return f"c{tile.columns}_p{tile.parts}_w{tile.warps}"
+
+
+def _told(tile: SampleTile) -> str:
+    return f"columns {tile.columns}, parts {tile.parts}, warps {tile.warps}"
+
+
+def _grid(kernel: Kernel, tile: SampleTile) -> Callable[[Sizes], tuple[int, int, int]]:
+    """Blocks of a row, rows that a step may ask for."""
+    region = kernel.match.region
+    sample = next(n for n in region.nodes if n.op.has(Trait.SAMPLE))
+    logits = region.value(sample.inputs[0]).type
+    blocks = tile.blocks(logits.row_width)
+    return lambda sizes: (blocks, logits.elements(sizes.capacity) // logits.row_width, 1)
 
 
 def _given(kernel: Kernel, sample: Node) -> list[Given]:
@@ -98,24 +157,52 @@ def _given(kernel: Kernel, sample: Node) -> list[Given]:
     return found
 
 
-def sample_constants(vocabulary: int, tile: SampleTile, args: ArgsLayout) -> dict[str, Any]:
+def candidate_constants(
+    vocabulary: int, tile: SampleTile, maxima: Maxima, args: ArgsLayout
+) -> dict[str, Any]:
+    """Constants of `triton/candidates.j2`: what a kernel leaves for the choice behind it."""
+    return {
+        "group": maxima.group,
+        "short_k": SHORT_K,
+        "row_words": tile.row_words(vocabulary, maxima.group),
+        "maxima": COUNTERS_OF_ROW if maxima.gathered else MAXIMA_WORD,
+        "gathered": maxima.gathered,
+        "words": sampling_words(args),
+    }
+
+
+def sample_constants(
+    vocabulary: int, tile: SampleTile, maxima: Maxima, args: ArgsLayout
+) -> dict[str, Any]:
     """Constants of `triton/sample.py.j2`."""
-    blocks, groups = tile.blocks(vocabulary), ceil_div(vocabulary, GROUP)
+    blocks, groups = tile.blocks(vocabulary), ceil_div(vocabulary, maxima.group)
+    classes, share = tile.classes(vocabulary), tile.share(vocabulary)
     return {
         "vocabulary": vocabulary,
         "columns": tile.columns,
         "parts": blocks,
-        "parts_range": next_power_of_two(blocks),
-        "share": tile.share(vocabulary),
-        "group": GROUP,
+        "share": share,
+        "classes": classes,
+        "candidates": next_power_of_two(blocks * classes),
+        "members": next_power_of_two(share // classes),
+        "wide": min(WIDE, next_power_of_two(vocabulary)),
+        "gather": max(maxima.group, tile.columns),
         "groups": groups,
         "groups_range": next_power_of_two(groups),
         "list": LIST,
-        "row_words": tile.row_words(vocabulary),
-        "words": sampling_words(args),
+        "short": SHORT,
+        "shortest": SHORTEST,
+        "numbers": numbers_word(vocabulary, maxima.group),
+        "min_p": _has_min_p(args),
+        **candidate_constants(vocabulary, tile, maxima, args),
     }
 
 
 def sampling_words(args: ArgsLayout) -> list[tuple[str, int]]:
     """Where the fields start, as constants of a kernel."""
-    return [(name.upper(), args.offset(name)) for name in SAMPLING_FIELDS]
+    names = (*SAMPLING_FIELDS, MIN_P) if _has_min_p(args) else SAMPLING_FIELDS
+    return [(name.upper(), args.offset(name)) for name in names]
+
+
+def _has_min_p(args: ArgsLayout) -> bool:
+    return any(field.name == MIN_P for field in args.fields)
