@@ -1,4 +1,4 @@
-"""Thin verbs: build, plan, run, verify, inspect, models, cache, doctor, demo."""
+"""Thin verbs: build, plan, run, verify, bench, inspect, models, cache, doctor, demo."""
 
 from __future__ import annotations
 

@@ -10,7 +10,20 @@ from typing import Annotated
 import typer
 
 from kernelgen import __version__
-from kernelgen.cli.commands import build, cache, demo, doctor, inspect, models, plan, run, verify
+from kernelgen.cli.commands import (
+    bench,
+    build,
+    cache,
+    demo,
+    doctor,
+    inspect,
+    models,
+    plan,
+    run,
+    tables,
+    tune,
+    verify,
+)
 from kernelgen.cli.guard import DEBUG_VARIABLE, report_error
 
 _TYPER_INTERRUPTED = 130  # what typer makes of KeyboardInterrupt in a command
@@ -30,9 +43,12 @@ app.command("build")(build.build)
 app.command("plan")(plan.plan)
 app.command("run", context_settings=run.PASS_THROUGH, add_help_option=False)(run.run)
 app.command("verify")(verify.verify)
+app.command("bench")(bench.bench)
+app.command("tune")(tune.tune)
 app.command("inspect")(inspect.inspect)
 app.command("models")(models.models)
 app.add_typer(cache.app, name="cache")
+app.add_typer(tables.app, name="tables")
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 

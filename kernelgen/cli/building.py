@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelgen import __version__
 from kernelgen.cli.model import ModelSource
 from kernelgen.cli.pipeline import Lowered, all_plans, lowered
+from kernelgen.cli.tuned import refuse_untuned
 from kernelgen.codegen.cpp.program import cpp_program
 from kernelgen.codegen.cuda.host import StepProgram, cuda_headers, cuda_step, workspace_bytes
 from kernelgen.codegen.cuda.program import cuda_program
@@ -21,6 +22,7 @@ from kernelgen.codegen.manifest import (
     Library,
     TargetBuild,
     cpu_target,
+    gpu_kernel_list,
     kernel_list,
     manifest,
 )
@@ -31,8 +33,11 @@ from kernelgen.compile.toolchain import find_toolchain
 from kernelgen.compile.units import Blob
 from kernelgen.core.errors import UsageError
 from kernelgen.core.files import explain_os_errors, staged_folder, write_tree
+from kernelgen.core.resources import tables_dir
 from kernelgen.hw import Device, parse_target
 from kernelgen.pack.bundle import MANIFEST, pack, package_name
+from kernelgen.report.tuning_text import phase_coverage
+from kernelgen.tables import Tables
 
 if TYPE_CHECKING:
     from kernelgen.compile.triton import CompiledKernel
@@ -52,6 +57,8 @@ class BuildResult:
     seconds: float
     steps: int
     cached: int
+    coverage: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """target → phase → verdict → launches, and their share of the predicted time"""
 
 
 @dataclass
@@ -64,6 +71,8 @@ class _Build:
     store: Store
     jobs: int | None
     progress: Progress | None
+    tables: Tables
+    require_tuned: bool
     steps: list[Any] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -88,16 +97,29 @@ def build_model(
     dtype: str = "bfloat16",
     isas: Sequence[str] = ISAS,
     progress: Progress | None = None,
+    tables: Tables | None = None,
+    require_tuned: bool = False,
 ) -> BuildResult:
     """Everything from config to wheel. The build folder appears under `out` in one rename.
 
-    `isas` are the instruction sets that the CPU target is compiled for, best first.
+    `isas` are the instruction sets that the CPU target is compiled for, best first. `tables`:
+    without them those that ship. `require_tuned`: `CheckFailed`, before anything is compiled, where
+    a GPU plan has a kernel that nobody has measured.
     """
     started = time.perf_counter()
     folder = out / source.name
     package_name(source.name)
     _refuse_other_content(folder)
-    build = _Build(lowered(source, dtype), fusion, tuple(isas), Store(), jobs, progress)
+    build = _Build(
+        lowered(source, dtype),
+        fusion,
+        tuple(isas),
+        Store(),
+        jobs,
+        progress,
+        tables or Tables(tables_dir()),
+        require_tuned,
+    )
     devices = [parse_target(target) for target in targets]
     with build.store.session():
         made = [_target(build, device) for device in devices]
@@ -111,7 +133,12 @@ def build_model(
         seconds=time.perf_counter() - started,
         steps=len(build.steps),
         cached=sum(1 for step in build.steps if step.cached),
+        coverage={target.target: _coverage(target) for target in made},
     )
+
+
+def _coverage(target: TargetBuild) -> dict[str, Any]:
+    return phase_coverage({f"{p.phase} {p.size}": p.coverage() for p in target.plans})
 
 
 def _refuse_other_content(folder: Path) -> None:
@@ -170,7 +197,10 @@ def _compiled(build: _Build, device: Device) -> tuple[StepProgram, tuple[Compile
 
     spec = build.model.spec
     while True:
-        plans = all_plans(build.model.graph, device, build.fusion)
+        plans = all_plans(
+            build.model.graph, device, build.fusion, build.tables, build.require_tuned
+        )
+        refuse_untuned(plans, build.model.graph.name, device.target)
         step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions)
         try:
             return step, compile_triton(
@@ -205,8 +235,9 @@ def _gpu(build: _Build, device: Device) -> TargetBuild:
     )
     texts = {f"{step.folder}/{unit.name}.py": unit.text for unit in step.units()}
     build.add_texts(texts | host | cuda_headers())
+    build.files[f"{step.folder}/kernels.json"] = _json(gpu_kernel_list(step))
     build.files[f"{step.folder}/report.json"] = _json(
-        {name: vars(image) for name, image in sorted(images.items())}
+        {name: asdict(image) for name, image in sorted(images.items())}
     )
     path = f"lib/cuda_{device.sm_name}.so"
     build.files[path] = library.path.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -33,4 +34,11 @@ Model = Annotated[
 Target = Annotated[str, typer.Option("--target", "-t", help="cpu, sm_90 or sm_90:h200.")]
 Fusion = Annotated[Switch, typer.Option(help="off: one op a kernel, the same results.")]
 Dtype = Annotated[Activations, typer.Option(help="Type of activations.")]
+RequireTuned = Annotated[
+    bool,
+    typer.Option("--require-tuned", help="Refuse a plan with a kernel that nobody has measured."),
+]
+TablesFolder = Annotated[
+    Path | None, typer.Option("--tables", metavar="FOLDER", help="Folder of tables. [shipped]")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

@@ -12,7 +12,7 @@ class OperandInfo:
     """One operand of a kernel as a checker needs to know it."""
 
     role: str
-    """`input`, `weight`, `output`, `cache`, `step` or `scratch`"""
+    """`input`, `weight`, `output`, `cache`, `step`, `scratch` or `counters`"""
     name: str
     dtype: str
     shape: tuple[int | str, ...]

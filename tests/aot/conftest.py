@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parent.parent / "cpu"))  # toys and the stand-in driver
+from kernelgen.compile.store import Store
+
+TESTS = Path(__file__).resolve().parent.parent
+for folder in ("cpu", "oracle"):  # toys, the stand-in driver and GPU; seeded weights
+    sys.path.append(str(TESTS / folder))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,3 +22,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.skip(reason="triton is not installed: kernelgen[gpu]"))
+
+
+@pytest.fixture(scope="session")
+def store() -> Store:
+    """The store that all builds of this run share: an unchanged kernel is compiled once."""
+    return Store()

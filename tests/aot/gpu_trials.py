@@ -20,6 +20,7 @@ from kernelgen.codegen.cuda.launches import (
     BlockTable,
     GpuKernel,
     LayerOffset,
+    Matrix,
     Operand,
     Parameter,
     Pointer,
@@ -27,7 +28,8 @@ from kernelgen.codegen.cuda.launches import (
 from kernelgen.codegen.families import catalogue
 from kernelgen.codegen.manifest import sub_graph
 from kernelgen.codegen.step_args import ArgsLayout, args_layout
-from kernelgen.codegen.triton.kernels import StepLayout, triton_kernel
+from kernelgen.codegen.triton.dispatch import gpu_kernel
+from kernelgen.codegen.triton.kernels import StepLayout
 from kernelgen.core.dtypes import DType
 from kernelgen.hw import parse_target
 from kernelgen.ir.codec import block_from_json
@@ -166,7 +168,7 @@ class Trial:
 
     def problems(self) -> list[str]:
         """What is wrong with the outputs; empty when every element is within its bound."""
-        made = triton_kernel(self.kernel, self.choice, self.model.layout)
+        made = gpu_kernel(self.kernel, self.choice, self.model.layout)
         self._prepare()
         for one in made.passes:
             sizes = Sizes(self.capacity, self.capacity, 64, self.capacity)
@@ -246,6 +248,10 @@ class Trial:
                 if role is Role.STEP:
                     return self.args.tensor
             return self.given[name].tensor
+        if isinstance(parameter, Matrix):
+            sizes = Sizes(self.capacity, self.capacity, 64, self.capacity)
+            flat = self.given[self.kernel.signature[parameter.index]].tensor.flatten()
+            return flat.view(parameter.rows(sizes), parameter.columns)
         if isinstance(parameter, LayerOffset):
             return self.model.schema.places[self.layer].offset_bytes
         if isinstance(parameter, BlockTable):

@@ -57,7 +57,9 @@ def test_window_edge(history: int) -> None:
     """The window's last entry is seen, the one before it is not: pages below it hold NaN."""
     shape = Shape(2, 1, 32, window=W, sinks=True, dtype=FLOAT32)
     decode = steps("decode", (history, 1), (0, 1))
-    assert not _problems(shape, "decode", decode, {**DECODE, "tokens": 16, "splits": 2, "least": 16})
+    assert not _problems(
+        shape, "decode", decode, {**DECODE, "tokens": 16, "splits": 2, "least": 16}
+    )
     chunk = steps("mixed", (history, 3), (0, W + 1))
     assert not _problems(shape, "mixed", chunk, {**PREFILL, "rows": 16, "tokens": 16})
 

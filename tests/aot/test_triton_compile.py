@@ -10,7 +10,8 @@ from pathlib import Path
 import gpu_toy_kernels as toy
 import pytest
 
-from kernelgen.codegen.cuda.unit import Argument, TritonUnit
+from kernelgen.codegen.cuda.image import BoxImage
+from kernelgen.codegen.cuda.unit import Argument, TritonUnit, descriptor_type
 from kernelgen.compile.cpp import BuildStep, CompileFailed
 from kernelgen.compile.store import Store
 from kernelgen.compile.triton import CompiledKernel, IllegalKernel, compile_triton
@@ -257,3 +258,28 @@ def test_illegal_kernels_name_kernel_tile_and_limit(store: Store, case: str) -> 
 def test_a_legal_matmul_is_legal(store: Store) -> None:
     (kernel,) = build(store, matmul(2))
     assert "wgmma" in kernel.ptx.read_text() and kernel.image.shared_bytes > 48 << 10
+
+
+GIVEN_DESCRIPTOR = (
+    toy.HEAD
+    + '''def copy(there, y, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """a tile by a descriptor that the launch brings"""
+    at = tl.arange(0, ROWS)
+    to = tl.arange(0, WIDE)
+    tl.store(y + at[:, None] * WIDE + to[None, :], there.load([0, 0]))
+'''
+)
+
+
+@pytest.mark.parametrize("wide, swizzle, columns", [(64, 3, 64), (32, 2, 32), (128, 3, 64)])
+def test_a_given_descriptor_says_how_it_is_copied(
+    store: Store, wide: int, swizzle: int, columns: int
+) -> None:
+    signature = (Argument("there", descriptor_type("bf16", 16, wide)), *toy.pointers("y"))
+    constants = (("ROWS", 16), ("WIDE", wide))
+    unit = TritonUnit("copy", GIVEN_DESCRIPTOR, "copy", signature, constants)
+    for kernel in build(store, unit, sms=(90, 100, 120)):
+        assert kernel.image.boxes == (BoxImage(9, swizzle, 16, columns),)
+        assert "cp.async.bulk.tensor" in kernel.ptx.read_text()
+    with pytest.raises(CompileFailed, match="sm_89 has no descriptors"):
+        build(store, unit, sms=(89,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_trials import Tiny, Trial, architectures, tiny
 
+from kernelgen.codegen.families import triton_sliced
 from kernelgen.codegen.families.row_prep import row_prep
 from kernelgen.codegen.families.triton_skinny import padded_rows
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, DType
@@ -38,6 +39,10 @@ def _ops(model: Tiny, kind: str) -> list[str]:
 KINDS = ("qkv", "qkv+norm", "o", "gate_up", "gate_up+norm", "down")
 TILES = {
     "gemv": [{"outputs": 16, "depth": 128, "warps": 4}, {"outputs": 64, "depth": 32, "warps": 4}],
+    "sliced": [
+        {"outputs": 16, "depth": 128, "warps": 4},
+        {"outputs": 32, "depth": 32, "warps": 2},
+    ],
     "skinny": [
         {"outputs": 64, "depth": 64, "splits": 1, "stages": 2, "warps": 4, "ahead": 0},
         {"outputs": 32, "depth": 16, "splits": 3, "stages": 2, "warps": 4, "ahead": 0},
@@ -46,22 +51,43 @@ TILES = {
         {"rows": 64, "outputs": 64, "depth": 64, "stages": 2, "warps": 4},
         {"rows": 128, "outputs": 128, "depth": 32, "stages": 2, "warps": 4},
     ],
+    "gemm_tma": [
+        {"rows": 64, "outputs": 64, "depth": 64, "stages": 2, "warps": 4, "bands": 2},
+        {"rows": 128, "outputs": 256, "depth": 64, "stages": 2, "warps": 4, "bands": 8},
+    ],
 }
 
 
+def _phase(family: str) -> str:
+    return "mixed" if family in ("gemm", "gemm_tma") else "decode"
+
+
 def _run(model: Tiny, kernel: Kernel, family: str, tile: dict[str, int], tokens: int) -> list[str]:
-    phase = "mixed" if family == "gemm" else "decode"
+    phase = _phase(family)
     scenario = min(scenarios(phase, model.positions, 513), key=lambda s: abs(s.tokens - tokens))
     capacity = 1 if family == "gemv" else scenario.tokens + 3
-    if family == "skinny":
-        tile = {"rows": padded_rows(capacity), **tile}
+    if family in ("skinny", "sliced"):
+        padded = triton_sliced.padded_rows if family == "sliced" else padded_rows
+        tile = {"rows": padded(capacity), **tile}
     region, roles = kernel.match.region, kernel.match.roles
     prep, dtype = row_prep(region, roles), region.value(roles.x).type.dtype
     slack = _ROUNDED_TWICE if prep and prep.deferred and dtype == BFLOAT16 else 0.0
     return Trial(model, kernel, tile, scenario, capacity, slack=slack).problems()
 
 
-SIZES = [("gemv", 1), ("skinny", 2), ("skinny", 33), ("gemm", 7), ("gemm", 64), ("gemm", 513)]
+SIZES = [
+    ("gemm_tma", 7),
+    ("gemm_tma", 64),
+    ("gemm_tma", 513),
+    ("gemv", 1),
+    ("sliced", 2),
+    ("sliced", 19),
+    ("skinny", 2),
+    ("skinny", 33),
+    ("gemm", 7),
+    ("gemm", 64),
+    ("gemm", 513),
+]
 
 
 def _chosen(kind: str, family: str, tokens: int) -> dict[str, int]:
@@ -74,10 +100,23 @@ def _chosen(kind: str, family: str, tokens: int) -> dict[str, int]:
 def test_product(architecture: str, kind: str, family: str, tokens: int) -> None:
     if tokens == 513 and kind not in ("o", "qkv+norm"):
         pytest.skip("one kind of each shape at many rows")
+    if family == "gemm_tma" and "+norm" in kind:
+        pytest.skip("rows have to be stored")
     model = tiny(architecture, BFLOAT16)
-    phase = "mixed" if family == "gemm" else "decode"
+    phase = _phase(family)
+    if family == "gemm_tma" and _row_bytes(model, kind) % 16:
+        with pytest.raises(AssertionError, match="are no multiple of 16 bytes"):
+            model.kernel(model.block("layer"), _ops(model, kind), family, phase)
+        return
     kernel = model.kernel(model.block("layer"), _ops(model, kind), family, phase)
     assert not _run(model, kernel, family, _chosen(kind, family, tokens), tokens)
+
+
+def _row_bytes(model: Tiny, kind: str) -> int:
+    """Of what the product reads, in bfloat16."""
+    block = model.graph.blocks[model.block("layer")]
+    first = next(n for n in block.nodes if n.name == _ops(model, kind)[0])
+    return 2 * block.value[first.inputs[1]].type.row_width
 
 
 @pytest.mark.parametrize("family, tokens", [("gemv", 1), ("skinny", 7), ("gemm", 64)])
@@ -88,9 +127,7 @@ def test_head_reads_the_chosen_rows(
 ) -> None:
     model = tiny(architecture, dtype)
     ops = [n.name for n in model.graph.blocks[model.block("head")].nodes if n.name != "sample"]
-    kernel = model.kernel(
-        model.block("head"), ops, family, "mixed" if family == "gemm" else "decode"
-    )
+    kernel = model.kernel(model.block("head"), ops, family, _phase(family))
     assert not _run(model, kernel, family, TILES[family][0], tokens)
 
 
@@ -101,7 +138,7 @@ def test_float32_is_multiplied_as_float32(
     architecture: str, kind: str, family: str, tokens: int
 ) -> None:
     model = tiny(architecture, FLOAT32)
-    phase = "mixed" if family == "gemm" else "decode"
+    phase = _phase(family)
     kernel = model.kernel(model.block("layer"), _ops(model, kind), family, phase)
     assert not _run(model, kernel, family, _chosen(kind, family, tokens), tokens)
 
@@ -138,9 +175,7 @@ def test_statistics_that_wait_and_pairs_beside_single_products(
 ) -> None:
     model = _toy(rows)
     before = ["mean", "spread", "norm"] if rows == "norm" else ["largest", "scaled"]
-    kernel = model.kernel(
-        0, [*before, "q", "gate", "up", "act"], family, "mixed" if family == "gemm" else "decode"
-    )
+    kernel = model.kernel(0, [*before, "q", "gate", "up", "act"], family, _phase(family))
     assert not _run(model, kernel, family, TILES[family][number], tokens)
 
 

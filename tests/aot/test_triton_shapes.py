@@ -10,12 +10,13 @@ from kernelgen.archs.registry import builtin_models
 from kernelgen.cli.model import resolve
 from kernelgen.cli.pipeline import plan_model
 from kernelgen.codegen.step_args import args_layout
-from kernelgen.codegen.triton.kernels import StepLayout, triton_kernel
+from kernelgen.codegen.triton.dispatch import gpu_kernel
+from kernelgen.codegen.triton.kernels import StepLayout
 from kernelgen.compile.store import Store
 from kernelgen.compile.triton import CompiledKernel, compile_triton
 from kernelgen.planner.caches import cache_schema
 
-FAMILIES = ("gemv", "skinny", "gemm", "rows")
+FAMILIES = ("gemv", "skinny", "gemm", "gemm_tma", "rows")
 STEPS = [
     ("decode", 1, 90),
     ("mixed", 2048, 80),
@@ -24,11 +25,7 @@ STEPS = [
     ("mixed", 2048, 90),
 ]
 CASES = [(model, *step) for model, step in zip(sorted(builtin_models())[::2], STEPS, strict=True)]
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store"))
+CASES += [(sorted(builtin_models())[3], "mixed", 2048, sm) for sm in (100, 120)]
 
 
 def _compiled(model: str, phase: str, size: int, sm: int, store: Store) -> list[CompiledKernel]:
@@ -39,7 +36,7 @@ def _compiled(model: str, phase: str, size: int, sm: int, store: Store) -> list[
     units = {}
     for launch in plan.launches:
         if launch.kernel.match.family.name in FAMILIES:
-            unit = triton_kernel(launch.kernel, launch.price.choice, layout).passes[0].unit
+            unit = gpu_kernel(launch.kernel, launch.price.choice, layout).passes[0].unit
             units[unit.name] = unit
     with store.session():
         made = compile_triton(list(units.values()), sms=[sm], store=store, jobs=2)
@@ -50,6 +47,9 @@ def _compiled(model: str, phase: str, size: int, sm: int, store: Store) -> list[
 
 def _check(kernel: CompiledKernel, ptx: str, sm: int) -> None:
     assert ("griddepcontrol.wait" in ptx) == (sm >= 90), kernel.name
+    if kernel.image.boxes:
+        assert "cp.async.bulk.tensor" in ptx, kernel.name
+        return
     loads = re.findall(r"(?:ld\.global|cp\.async\.c[ag])\S*", ptx)
     assert any(".v4." in x or "cp.async.cg" in x for x in loads), (kernel.name, loads)
 

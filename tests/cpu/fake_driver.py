@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-_WIDTHS = {"*": 8, "i32": 4, "i64": 8, "fp32": 4}
+_WIDTHS = {"*": [8], "i32": [4], "i64": [8], "fp32": [4], "tensordesc": [128, 4, 4, 8, 8]}
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,13 @@ def build_driver(folder: Path, *flags: str) -> Path:
 
 def parameter_sizes(types: Mapping[str, Sequence[str]]) -> str:
     """Symbol → types of its arguments, as the stand-in wants them; two hidden pointers follow."""
-    return ";".join(
-        f"{symbol}:" + ",".join(str(_WIDTHS["*" if t[0] == "*" else t]) for t in [*found, "*", "*"])
+    widths = {
+        symbol: [
+            w for t in [*found, "*", "*"] for w in _WIDTHS["*" if t[0] == "*" else t.split("<")[0]]
+        ]
         for symbol, found in types.items()
-    )
+    }
+    return ";".join(f"{symbol}:{','.join(map(str, found))}" for symbol, found in widths.items())
 
 
 def run_commands(

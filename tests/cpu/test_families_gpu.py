@@ -33,7 +33,7 @@ from kernelgen.hw.device import Device
 from kernelgen.planner.family import Match, Refusal
 from kernelgen.planner.plan import COUNTERS, SCRATCH, Launch, Plan
 from kernelgen.planner.planner import Planner
-from kernelgen.tables import Tables, tuning_key
+from kernelgen.tables import Tables
 
 GPUS = [device for device in devices() if not device.is_cpu]
 SMS = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"]
@@ -99,7 +99,7 @@ def test_families_follow_the_size() -> None:
     for phase, size, family in (
         ("decode", 1, "gemv"),
         ("decode", 32, "skinny"),
-        ("mixed", 512, "gemm"),
+        ("mixed", 512, "gemm_tma"),
     ):
         plan = planned(EIGHT_B, phase, size)
         down = next(x for x in in_layer(plan) if "mlp.down" in x.kernel.ops)
@@ -240,12 +240,12 @@ def test_sizes_that_do_not_divide_are_masked_and_told() -> None:
 def test_splits_of_attention_fill_the_machine_and_find_work() -> None:
     problem = DecodeProblem(1, 32, 8, 128, 16, 1024, False, 0, 0, True, 1 << 22, 1 << 20)
     for splits, legal in ((1, False), (8, False), (16, True), (64, True)):
-        tile = DecodeTile(tokens=64, splits=splits, stages=2, warps=4)
+        tile = DecodeTile(tokens=64, splits=splits, least=64, stages=2, warps=4)
         assert (tile.problems(problem, H200) == ()) is legal
-    assert DecodeTile(64, 64, 2, 4).parts(problem) == 16  # 1,024 entries in steps of 64
+    assert DecodeTile(64, 64, 64, 2, 4).parts(problem) == 16  # 1,024 entries in steps of 64
     window = replace(problem, visible=128, window=True)
-    assert DecodeTile(64, 2, 2, 4).problems(window, H200) == ()
-    assert DecodeTile(64, 4, 2, 4).problems(window, H200)  # 128 entries are two steps of 64
+    assert DecodeTile(64, 2, 64, 2, 4).problems(window, H200) == ()
+    assert DecodeTile(64, 4, 64, 2, 4).problems(window, H200)  # 128 entries are two steps of 64
 
 
 def test_more_rows_than_a_family_takes() -> None:
@@ -256,39 +256,6 @@ def test_more_rows_than_a_family_takes() -> None:
     ):
         found = choose(product(rows, 512, 512), H200)
         assert isinstance(found, Refusal) and text in found.reason
-
-
-def test_a_measured_row_wins_over_the_model(tmp_path: Path) -> None:
-    plain = planned(SMALL, "decode", 8)
-    launch = next(x for x in in_layer(plain) if "mlp.down" in x.kernel.ops)
-    match = launch.kernel.match
-    key = tuning_key("sm_90", "h200", match.family.name, match.variant, "decode:8")
-    row = {
-        "schema": 1,
-        "sm": key.sm,
-        "device": key.device,
-        "family": key.family,
-        "variant": key.variant,
-        "bucket": str(key.bucket),
-        "backend": "triton",
-        "choice": dict(launch.price.choice),
-        "us": 4.5,
-        "bytes": launch.price.bytes,
-        "flops": launch.price.flops,
-        "samples": 20,
-        "source": "0",
-        "provenance": "test",
-    }
-    path = tmp_path / "sm_90" / "h200" / f"{key.family}.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text(dumps(row) + "\n")
-    families = catalogue(H200, Tables(tmp_path))
-    plan = Planner(plain.graph, H200, "sm_90:h200", families).plan("decode", 8)
-    found = next(x for x in in_layer(plan) if "mlp.down" in x.kernel.ops)
-    assert found.price.verdict == "exact"
-    assert found.price.us == pytest.approx(4.5 - H200.launch_us + H200.boundary_us)
-    assert plan.coverage()["exact"]["kernels"] == len(plan.graph.sequence) - 2
-    assert plain.coverage().keys() == {"modelled"}
 
 
 def test_limits_and_choice_say_what_bounds_a_kernel() -> None:

@@ -45,11 +45,17 @@ TABLE = {
         outside="numpy",
         lazy="torch tvm_ffi safetensors triton",  # triton: its interpreter, in tests of kernels
     ),
-    "tune": Row(f"{_PLAN} archs codegen compile verify", lazy="torch tvm_ffi"),
+    "tune": Row(f"{_PLAN} archs codegen compile verify", outside="numpy", lazy="torch ray"),
     "pack": Row("core spec planner compile tables"),
     "report": Row(f"{_PLAN} codegen compile verify tune pack", outside="rich"),
+    # It measures with the runtime, and with the engines that it is compared with.
+    "bench": Row(
+        "core hw pack report",
+        outside="rich",
+        lazy="torch transformers vllm +kernelgen_runtime",
+    ),
     "cli": Row(
-        f"{_PLAN} archs codegen compile verify tune pack report",
+        f"{_PLAN} archs codegen compile verify tune pack report bench",
         outside="typer rich numpy",
         lazy="gguf huggingface_hub safetensors tokenizers torch +kernelgen_runtime",
     ),

@@ -94,6 +94,14 @@ def test_limits(text: str) -> None:
     assert problem.startswith(text)
 
 
+def test_spills_are_legal_only_where_they_were_measured() -> None:
+    spilled = replace(LEGAL, spill_bytes=12)
+    assert problems(spilled, spills=True) == []
+    assert len(problems(replace(spilled, clusters=2), spills=True)) == 1
+    unit = replace(toy.gemv(), spills_on=(90,))
+    assert 90 in unit.spills_on and 100 not in unit.spills_on
+
+
 def test_a_kernel_at_its_limits_is_legal() -> None:
     most = replace(LEGAL, registers=128, threads=512, shared_bytes=232448, stack_bytes=32)
     assert problems(most) == []

@@ -73,7 +73,7 @@ def run(llm: LLM, step: Step, before: Callable[[], None] = lambda: None) -> Take
         runner._api.synchronize()
         before()
         runner._api.synchronize()
-    flight = llm.program.launch(step)
+    flight = llm.program.launch(step, logits=True)
     ids = llm.program.wait(flight)
     return Taken(ids, runner.logits(len(step.rows)).copy())
 

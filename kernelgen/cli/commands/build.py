@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from kernelgen.cli import console
-from kernelgen.cli.options import Activations, Dtype, Fusion, Json, Model, Switch
+from kernelgen.cli.options import (
+    Activations,
+    Dtype,
+    Fusion,
+    Json,
+    Model,
+    RequireTuned,
+    Switch,
+    TablesFolder,
+)
 
 
 def build(
@@ -25,19 +34,26 @@ def build(
     ] = None,
     fusion: Fusion = Switch.ON,
     dtype: Dtype = Activations.BFLOAT16,
+    require_tuned: RequireTuned = False,
+    tables: TablesFolder = None,
     json: Json = False,
 ) -> None:
     """Compile MODEL into one wheel and a readable build folder."""
     from kernelgen.cli.building import build_model
     from kernelgen.cli.model import resolve
+    from kernelgen.cli.tuned import open_tables, warning_of
     from kernelgen.hw import default_note
+    from kernelgen.report.tuning_text import coverage_lines
 
     targets = list(dict.fromkeys(target or ["cpu"]))
     for text in targets:
         if note := default_note(text):
             console.say(note)
-    source = resolve(model)
-    with console.progress(f"building {source.name}", quiet=json) as progress:
+    source, opened = resolve(model), open_tables(tables)
+    with (
+        warning_of(opened),
+        console.progress(f"building {source.name}", quiet=json) as progress,
+    ):
         done = build_model(
             source,
             targets,
@@ -46,10 +62,15 @@ def build(
             fusion=fusion is Switch.ON,
             dtype=dtype.value,
             progress=progress,
+            tables=opened,
+            require_tuned=require_tuned,
         )
     if json:
         console.result_json(done)
         return
     cached = f", {done.cached} of {done.steps} steps from the cache" if done.steps else ""
     console.say(f"built {source.name} for {', '.join(targets)} in {done.seconds:.1f} s{cached}")
+    for text, coverage in done.coverage.items():
+        for line in coverage_lines(coverage):
+            console.say(f"{text} {line}")
     console.result(f"{done.wheel}\n{done.folder}")

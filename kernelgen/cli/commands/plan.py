@@ -9,7 +9,17 @@ from typing import Annotated
 import typer
 
 from kernelgen.cli import console
-from kernelgen.cli.options import Activations, Dtype, Fusion, Json, Model, Switch, Target
+from kernelgen.cli.options import (
+    Activations,
+    Dtype,
+    Fusion,
+    Json,
+    Model,
+    RequireTuned,
+    Switch,
+    TablesFolder,
+    Target,
+)
 from kernelgen.core.errors import UsageError
 
 
@@ -38,6 +48,8 @@ def plan(
     ] = None,
     fusion: Fusion = Switch.ON,
     dtype: Dtype = Activations.BFLOAT16,
+    require_tuned: RequireTuned = False,
+    tables: TablesFolder = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every neighbouring pair: fused or not, and why.")
     ] = False,
@@ -49,21 +61,26 @@ def plan(
     """Print the kernels of one step of MODEL, with cost and reasons."""
     from kernelgen.cli.model import resolve
     from kernelgen.cli.pipeline import plan_model
+    from kernelgen.cli.tuned import open_tables, warning_of
     from kernelgen.hw import default_note
     from kernelgen.report import read_plan
 
     size = _size(phase, batch, tokens)
     if note := default_note(target):
         console.say(note)
-    made = plan_model(
-        resolve(model),
-        target,
-        phase=phase.value,
-        size=size,
-        context=context,
-        fusion=fusion is Switch.ON,
-        dtype=dtype.value,
-    ).to_json()
+    opened = open_tables(tables)
+    with warning_of(opened):
+        made = plan_model(
+            resolve(model),
+            target,
+            phase=phase.value,
+            size=size,
+            context=context,
+            fusion=fusion is Switch.ON,
+            dtype=dtype.value,
+            tables=opened,
+            require_tuned=require_tuned,
+        ).to_json()
     if html is not None:
         from kernelgen.core.files import write_atomic
         from kernelgen.report.plan_html import plan_html

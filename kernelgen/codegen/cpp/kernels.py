@@ -14,10 +14,9 @@ from kernelgen.codegen.cpp.linear import linear_context
 from kernelgen.codegen.cpp.rows import rows_context
 from kernelgen.codegen.cpp.sample import sample_context
 from kernelgen.codegen.rendering import render
-from kernelgen.core.dtypes import UINT8
+from kernelgen.core.dtypes import INT32, UINT8
 from kernelgen.ir.graph import Role
-from kernelgen.planner.plan import Kernel
-from kernelgen.planner.planner import SCRATCH
+from kernelgen.planner.plan import COUNTERS, SCRATCH, Kernel
 
 _CONTEXTS: Mapping[str, Callable[[Kernel, Mapping[str, str]], dict[str, Any]]] = {
     "linear": linear_context,
@@ -64,8 +63,9 @@ def signature(kernel: Kernel, layouts: Mapping[str, str]) -> tuple[OperandInfo, 
     """Operands in order, as `kernels.json` lists them."""
     found = []
     for name in kernel.signature:
-        if name == SCRATCH:
-            found.append(OperandInfo("scratch", name, UINT8.name, ()))
+        if name in (SCRATCH, COUNTERS):
+            dtype = UINT8 if name == SCRATCH else INT32
+            found.append(OperandInfo(name, name, dtype.name, ()))
             continue
         value = kernel.match.region.value(name)
         role = "output" if name in kernel.match.region.outputs else _INFO_ROLES[value.role]

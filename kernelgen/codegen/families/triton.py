@@ -2,29 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
-from kernelgen.codegen.families.triton_family import TritonFamily
-from kernelgen.codegen.families.triton_gemm import gemm
-from kernelgen.codegen.families.triton_gemv import gemv
+from kernelgen.codegen.families.triton_family import Quoter, TritonFamily
+from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
+from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
+from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_head import head_sample_roles, quote_head
 from kernelgen.codegen.families.triton_linear import product_roles, quote_product
 from kernelgen.codegen.families.triton_prefill import prefill_roles, quote_prefill
 from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
-from kernelgen.codegen.families.triton_skinny import skinny
+from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
+from kernelgen.codegen.families.triton_sliced import SlicedTile, sliced
 from kernelgen.planner.family import Catalogue
+from kernelgen.planner.network import Region
+from kernelgen.planner.plan import Kernel
 from kernelgen.tables import Tables
 
 
-def triton_families(tables: Tables) -> Catalogue:
+def _source(kernel: Kernel, choice: Mapping[str, int]) -> str:
+    from kernelgen.codegen.triton.source import source_digest  # families are imported before it
+
+    return source_digest(kernel, choice)
+
+
+def triton_families(tables: Tables, require_tuned: bool = False) -> Catalogue:
     """All GPU families, answering from `tables` where they hold a measurement."""
+
+    def family(name: str, roles: Callable[[Region, str], Any], quote: Quoter) -> TritonFamily:
+        return TritonFamily(name, roles, quote, tables, _source, require_tuned=require_tuned)
+
     return (
-        TritonFamily("head_sample", head_sample_roles, quote_head, tables),
-        TritonFamily("gemv", product_roles, quote_product(gemv), tables),
-        TritonFamily("skinny", product_roles, quote_product(skinny), tables),
-        TritonFamily("gemm", product_roles, quote_product(gemm), tables),
-        TritonFamily("attention_decode", decode_roles, quote_decode, tables),
-        TritonFamily("attention_prefill", prefill_roles, quote_prefill, tables),
-        TritonFamily("sample", sample_roles, quote_sample, tables),
-        TritonFamily("rows", rows_roles, quote_rows, tables),
+        family("head_sample", head_sample_roles, quote_head),
+        family("gemv", product_roles, quote_product(GemvTile, gemv)),
+        family("sliced", product_roles, quote_product(SlicedTile, sliced)),
+        family("skinny", product_roles, quote_product(SkinnyTile, skinny)),
+        family("gemm", product_roles, quote_product(GemmTile, gemm)),
+        family("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma)),
+        family("attention_decode", decode_roles, quote_decode),
+        family("attention_prefill", prefill_roles, quote_prefill),
+        family("sample", sample_roles, quote_sample),
+        family("rows", rows_roles, quote_rows),
     )

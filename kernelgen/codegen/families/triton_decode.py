@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -14,7 +14,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, Tile, best, masked
+from kernelgen.codegen.families.triton_choice import Best, Tile, best, given, masked
 from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
@@ -244,11 +244,17 @@ def decode_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None:
 
 
 def quote_decode(
-    region: Region, roles: AttentionRoles, sizes: Sizes, device: Device
+    region: Region,
+    roles: AttentionRoles,
+    sizes: Sizes,
+    device: Device,
+    choice: Mapping[str, int] | None = None,
 ) -> Quote | Refusal:
     """The best tile with its partial results, counters, and second kernel where it has one."""
     problem = decode_problem(region, roles, sizes)
     found = decode(problem, device)
+    if choice is not None:
+        found = given(DecodeTile, choice, problem, device)
     if isinstance(found, Refusal):
         return found
     tile = found.tile

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from kernelgen.codegen.families.triton_block import WARP, Footprint, ceil_div, frame_registers
 from kernelgen.codegen.families.triton_choice import Best, best, masked
@@ -14,9 +15,9 @@ from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
 
 LEAST_ROWS = 65
-_BEST_SHARE = 0.88
-"""of the rate at 8192³: a good library reaches 695 of 788 TFLOP/s on layer shapes at 16,384 rows
-(H200)"""
+_BEST_SHARE = 0.84
+"""of the rate at 8192³, in full waves of the largest tile and without their finish. H200, 2,048
+rows: 630 to 680 of 788 TFLOP/s where a row meets a residual or an activation, 790 for one shape"""
 _BEST_SIDE = 170.7
 """harmonic mean of the sides of a 128 × 256 tile; smaller tiles read their operands more often"""
 _SIDE_POWER = 0.35
@@ -36,6 +37,9 @@ class GemmTile:
     depth: int
     stages: int
     warps: int
+    best_share: ClassVar[float] = _BEST_SHARE
+    cache_gain: ClassVar[float] = 1.0
+    """how much faster than loads by addresses operands come through the L2 cache"""
 
     def footprint(self, problem: Product) -> Footprint:
         """Shared memory: `stages` steps of both operands. Registers: the float32 sums."""
@@ -58,7 +62,7 @@ class GemmTile:
         side = 2 * wide * self.rows / (wide + self.rows)
         through = _THROUGH_REGISTERS if problem.prep else 1.0
         size = float((side / _BEST_SIDE) ** _SIDE_POWER)
-        return _BEST_SHARE * min(1.0, size) * through
+        return self.best_share * min(1.0, size) * through
 
     def time(self, problem: Product, device: Device) -> Timing:
         """Padded arithmetic at the tile's rate; every block of a column reads (and prepares) its
@@ -79,14 +83,26 @@ class GemmTile:
         )
         demand = Demand(
             memory_bytes=problem.bytes,
-            cache_bytes=weights + traffic,
+            cache_bytes=round((weights + traffic) / self.cache_gain),
             vector_ops=problem.prep_ops(blocks, self.rows)
             + problem.rows * problem.weight_rows * problem.finish_ops,
             tensor_flops=2.0 * padded,
             tensor_dtype=problem.math,
             tensor_share=self.share(problem),
+            tensor_idle_us=self.finish_us(problem, blocks, device),
         )
         return timing(grid, demand, device)
+
+    def finish_us(self, problem: Product, blocks: int, device: Device) -> float:
+        """What blocks read and write at their end, wave after wave: others that share their
+        multiprocessor hide it in part, to one that is alone it is lost.
+        """
+        beside = self.footprint(problem).resident(device)
+        weights = problem.weight_rows * problem.k * problem.weight_bits // 8
+        elements = problem.rows * sum(columns for columns, _ in problem.groups)
+        each = max(0, problem.bytes - problem.row_bytes - weights) / elements
+        wave = device.units * each * self.rows * self.outputs
+        return ceil_div(blocks, device.units) * wave / (device.copy_gb_s * 1e3) / beside
 
     def masks(self, problem: Product) -> tuple[str, ...]:
         """The last band of rows, the last step, and the last block of each matrix."""

@@ -13,7 +13,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_choice import Best, Wasteful, best, masked
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Timing, timing
 from kernelgen.hw.device import Device
@@ -38,9 +38,9 @@ class GemvTile:
         """Limits of the block, and steps that no row fills."""
         found = list(self.footprint(problem).problems(device))
         if self.depth * problem.weight_bits < self.warps * WARP * 128 // self.outputs:
-            found.append("less than 16 bytes of weights for each thread and step")
+            found.append(Wasteful("less than 16 bytes of weights for each thread and step"))
         if self.depth > max(256, next_power_of_two(problem.k)):
-            found.append(f"a step is longer than the row of {problem.k}")
+            found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
         return tuple(found)
 
     def time(self, problem: Product, device: Device) -> Timing:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kernelgen.codegen.families.roles import LinearRoles, linear_roles
-from kernelgen.codegen.families.triton_choice import Best
-from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote
+from kernelgen.codegen.families.triton_choice import Best, given
+from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote, Quoter
+from kernelgen.codegen.families.triton_gemm import GemmTile
+from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.families.triton_product import Product, product
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
+from kernelgen.codegen.families.triton_sliced import SlicedTile
 from kernelgen.hw.device import Device
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
+ProductTile = GemvTile | SlicedTile | SkinnyTile | GemmTile
 Chooser = Callable[[Product, Device], Best[Product] | Refusal]
 
 
@@ -22,14 +26,20 @@ def product_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
     return region.recall("linear", lambda: linear_roles(region))
 
 
-def quote_product(
-    choose: Chooser,
-) -> Callable[[Region, LinearRoles, Sizes, Device], Quote | Refusal]:
-    """The quote of the family whose tiles `choose` knows."""
+def quote_product(kind: type[ProductTile], choose: Chooser) -> Quoter:
+    """The quote of the family whose tiles are of a kind that `choose` knows."""
 
-    def quote(region: Region, roles: LinearRoles, sizes: Sizes, device: Device) -> Quote | Refusal:
+    def quote(
+        region: Region,
+        roles: LinearRoles,
+        sizes: Sizes,
+        device: Device,
+        choice: Mapping[str, int] | None = None,
+    ) -> Quote | Refusal:
         problem = region.recall(("product", sizes), lambda: product(region, roles, sizes))
         found = choose(problem, device)
+        if choice is not None and not isinstance(found, Refusal):
+            found = given(kind, choice, problem, device)
         if isinstance(found, Refusal):
             return found
         scratch = counters = 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -14,7 +15,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_choice import Best, best, given, masked
 from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
@@ -30,9 +31,25 @@ from kernelgen.planner.cost import region_bytes, region_flops
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
-_SHARE = 0.5
-"""of the large product's rate that scores and sums reach together: torch's flash kernel has 0.40,
-FA3 0.75 (H200, 8,192 tokens, 32 heads of 128)"""
+# Measured on one H200 (2026-11-30), 32 heads of 128 on 8 cache heads; rows, tokens, stages, warps:
+# µs for one prompt of 8,192 and for eight of 2,048. 128 64 2 4: 1,280 765; 128 128 2 8: 1,434 872;
+# 128 64 3 8: 1,451 893; 64 64 2 4: 1,610 917; 128 64 2 8: 1,681 962; 64 128 2 4: 2,174 1,280.
+# torch's flash kernel takes 904 and 508 in the same run.
+_SHARE = 0.56
+"""of the large product's rate that scores and sums reach together, where two blocks of 128 rows
+share a multiprocessor and each multiplies while the other takes exponentials"""
+_ELSEWHERE = 0.5
+"""the same, for any tile, on other SMs. Assumed."""
+_NARROW = 0.8
+"""of that for every halving of the rows"""
+_ALONE, _SHALLOW, _FEW = 0.88, 0.76, 0.84
+"""of that for a block that is alone; for one with 128 or fewer keys in flight; with four warps"""
+_SHORT = 0.85
+"""of that for steps of fewer than 64 keys. Assumed."""
+_MOST_REGISTERS = 255
+_MOST_SPILLED = 72
+"""registers of a thread that four warps with 128 rows may spill: they load and store about 30 words
+a step and are yet the fastest tile of those above, as two such blocks fit a multiprocessor"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,8 @@ class PrefillProblem:
     window: bool
     staged: bool
     """whether tensor cores take operands from shared memory (from sm_90 on); else from registers"""
+    wide: bool
+    """whether it is four warps that multiply together (sm_90)"""
     bytes: int
     flops: int
 
@@ -77,6 +96,7 @@ def prefill_problem(
         visible=op.visible(sizes),
         window=op.window is not None,
         staged=device.sm >= 90 and device.has("tma"),
+        wide=device.has("wgmma"),
         bytes=region_bytes(region, sizes),
         flops=region_flops(region, sizes),
     )
@@ -103,18 +123,34 @@ class PrefillTile:
         return ceil_div(mean + self.queries(problem) // 2, self.tokens)
 
     def footprint(self, problem: PrefillProblem) -> Footprint:
-        """Shared memory: the queries, `stages` steps of keys and values. Registers: sums, scores,
-        their exponentials.
-        """
+        """Shared memory: the queries, `stages` steps of keys and values."""
         width, size = next_power_of_two(problem.width), problem.cache_bits // 8
         shared = (self.rows + self.stages * self.tokens * 2) * width * size
+        registers = self.registers(problem)
+        if self.spills(problem):
+            registers = _MOST_REGISTERS
+        return Footprint(self.warps, registers, shared)
+
+    def spills(self, problem: PrefillProblem) -> bool:
+        """Whether it may be compiled although it does not fit its registers."""
+        spilled = self.registers(problem) - _MOST_REGISTERS
+        return problem.wide and self.may_spill and 0 < spilled <= _MOST_SPILLED
+
+    @property
+    def may_spill(self) -> bool:
+        """Whether the compiled code may: four warps that hold 128 rows."""
+        return self.rows == 128 and self.warps == 4
+
+    def registers(self, problem: PrefillProblem) -> int:
+        """Of a thread, as many as it would like: sums, scores, their exponentials."""
+        width, size = next_power_of_two(problem.width), problem.cache_bits // 8
         threads = self.warps * WARP
         held = self.rows * (width + 1.5 * self.tokens) / threads
         held += 2 * self.stages * self.tokens * width * size / (16 * threads)  # addresses
         if self.staged(problem):
-            return Footprint(self.warps, frame_registers(1.15 * held), shared)
+            return frame_registers(1.15 * held)
         held += self.rows * (width * size / 4 + 0.5 * self.tokens) / threads  # queries, weights
-        return Footprint(self.warps, frame_registers(1.3 * held), shared)
+        return frame_registers(1.3 * held)
 
     def staged(self, problem: PrefillProblem) -> bool:
         """Whether four warps together multiply 64 rows from shared memory."""
@@ -151,10 +187,22 @@ class PrefillTile:
             vector_ops=6.0 * walked * self.rows,
             tensor_flops=4.0 * walked * self.rows * width,
             tensor_dtype="bfloat16" if problem.cache_bits == 16 else "float32",
-            tensor_share=_SHARE,
+            tensor_share=self.share(problem, device),
             longest=longest,
         )
         return timing(grid, demand, device)
+
+    def share(self, problem: PrefillProblem, device: Device) -> float:
+        """Part of the large product's rate."""
+        if not problem.wide:
+            return _ELSEWHERE
+        share: float = _SHARE * _NARROW ** max(0.0, math.log2(128 / self.rows))
+        if self.tokens < 64:
+            share *= _SHORT
+        if self.footprint(problem).resident(device) > 1:
+            return share
+        share *= _ALONE if self.stages * self.tokens > 128 else _SHALLOW
+        return share * (_FEW if self.warps < 8 else 1.0)
 
     def masks(self, problem: PrefillProblem) -> tuple[str, ...]:
         """The diagonal, the window's far edge, and what does not divide."""
@@ -197,11 +245,17 @@ def prefill_roles(region: Region, phase: str) -> AttentionRoles | Refusal | None
 
 
 def quote_prefill(
-    region: Region, roles: AttentionRoles, sizes: Sizes, device: Device
+    region: Region,
+    roles: AttentionRoles,
+    sizes: Sizes,
+    device: Device,
+    choice: Mapping[str, int] | None = None,
 ) -> Quote | Refusal:
     """The best tile."""
     problem = prefill_problem(region, roles, sizes, device)
     found = prefill(problem, device)
+    if choice is not None:
+        found = given(PrefillTile, choice, problem, device)
     if isinstance(found, Refusal):
         return found
     return Quote(found, problem.bytes, problem.flops, problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_choice import Best, Wasteful, best, given, masked
 from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_time import (
     NEAR_LATENCY_US,
@@ -101,7 +101,7 @@ class RowsTile:
         if self.rows > 1 and (self.width < problem.width or self.rows >= 2 * problem.rows):
             found.append("several rows in a block only where there are as many and each fits whole")
         if self.rows * self.width < self.warps * WARP:
-            found.append("more threads than elements")
+            found.append(Wasteful("more threads than elements"))
         return tuple(found)
 
     def time(self, problem: RowsProblem, device: Device) -> Timing:
@@ -150,10 +150,18 @@ def rows_roles(region: Region, phase: str) -> RowRoles | Refusal | None:
     return (mixed_rows(region) or roles) if isinstance(roles, RowRoles) else roles
 
 
-def quote_rows(region: Region, roles: RowRoles, sizes: Sizes, device: Device) -> Quote | Refusal:
+def quote_rows(
+    region: Region,
+    roles: RowRoles,
+    sizes: Sizes,
+    device: Device,
+    choice: Mapping[str, int] | None = None,
+) -> Quote | Refusal:
     """The best tile."""
     problem = rows_problem(region, sizes)
     found = rows(problem, device)
+    if choice is not None:
+        found = given(RowsTile, choice, problem, device)
     return (
         found if isinstance(found, Refusal) else Quote(found, problem.bytes, problem.flops, problem)
     )

@@ -13,7 +13,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_choice import Best, Wasteful, best, masked
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
@@ -79,9 +79,10 @@ class SkinnyTile:
         if self.rows != padded_rows(problem.rows):
             found.append(f"{problem.rows} rows in a tile of {self.rows}")
         if self.depth > max(64, next_power_of_two(problem.k)):
-            found.append(f"a step is longer than the row of {problem.k}")
+            found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
         if self.splits > 1 and self.steps(problem) < self.stages:
-            found.append(f"K = {problem.k} has fewer steps for each split than are in flight")
+            few = f"K = {problem.k} has fewer steps for each split than are in flight"
+            found.append(Wasteful(few))
         if self.outputs * problem.most_matrices < 16 * self.warps // 4:
             found.append("fewer than 16 columns for four warps")
         return tuple(found)

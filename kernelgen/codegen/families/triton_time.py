@@ -68,6 +68,8 @@ class Demand:
     tensor_dtype: str = "bfloat16"
     tensor_share: float = 1.0
     """of the rate that the device reaches in a large product"""
+    tensor_idle_us: float = 0.0
+    """when tensor cores have nothing to do, because no other block is there to use them"""
     bandwidth_share: float = 1.0
     copies: bool = False
     """whether about half of the traffic is writes"""
@@ -117,7 +119,8 @@ def timing(grid: Grid, demand: Demand, device: Device) -> Timing:
     }
     if demand.tensor_flops:
         rate = device.tflops_for(demand.tensor_dtype) * demand.tensor_share
-        hidden["tensor cores"] = crowding * demand.tensor_flops / (rate * 1e6)
+        busy = crowding * demand.tensor_flops / (rate * 1e6)
+        hidden["tensor cores"] = busy + demand.tensor_idle_us
     exposed = {
         "preparing rows": vector * demand.serial_ops,
         "first loads": grid.lead_us + (0.0 if device.has("pdl") else grid.early_us),

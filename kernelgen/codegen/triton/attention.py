@@ -72,6 +72,7 @@ def prefill_kernel(
 
     constants = {"SIDE": tile.rows, "TOKENS": tile.tokens}
     unit = _unit(kernel, choice, context, why, constants, tile.warps, 2 * tile.stages - 1)
+    unit = replace(unit, spills_on=(90,) if tile.may_spill else ())
     return GpuKernel((GpuPass(unit, tuple(g.source for g in kernel_arguments(kernel)), grid),))
 
 

@@ -25,6 +25,7 @@ from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.families.triton_rows import RowsTile
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
+from kernelgen.codegen.families.triton_sliced import SlicedTile
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import element_type, triton_name
@@ -150,6 +151,18 @@ def _gemv(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
 
 
+def _sliced(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
+    tile = SlicedTile(**choice)
+    constants = {
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "DEPTH": tile.depth,
+        "SLICES": tile.warps,
+    }
+    grid = (_tiles(region, roles, tile.outputs), 1, 1)
+    return _Tile(constants, tile.warps, 1, lambda sizes: grid)
+
+
 def _skinny(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     tile = SkinnyTile(**choice)
     constants = {
@@ -187,12 +200,14 @@ def _rows(region: Region, roles: Roles, choice: Choice) -> _Tile:
 
 _TILES: Mapping[str, Callable[[Region, Roles, Choice], _Tile]] = {
     "gemv": _gemv,
+    "sliced": _sliced,
     "skinny": _skinny,
     "gemm": _gemm,
     "rows": _rows,
 }
 _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout], dict[str, Any]]] = {
     "gemv": lambda region, roles, layout: product_context(region, roles, GEMV, layout.args),
+    "sliced": lambda region, roles, layout: product_context(region, roles, SKINNY, layout.args),
     "skinny": lambda region, roles, layout: product_context(region, roles, SKINNY, layout.args),
     "gemm": lambda region, roles, layout: product_context(region, roles, GEMM, layout.args),
     "rows": lambda region, roles, layout: rows_context(region, layout.cache, layout.args),

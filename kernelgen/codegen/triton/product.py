@@ -57,9 +57,15 @@ GEMM = Orientation(
 
 
 def product_context(
-    region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout
+    region: Region,
+    roles: LinearRoles,
+    how: Orientation,
+    args: ArgsLayout,
+    together: bool = True,
 ) -> dict[str, Any]:
-    """What the product templates need."""
+    """What the product templates need. `together`: groups with equally many matrices share a loop
+    and pick their matrix before it.
+    """
     x = region.value(roles.x).type
     weight = region.value(roles.groups[0].weights[0]).type.dtype
     exact = not how.tensor_cores or not (x.dtype == weight == BFLOAT16)
@@ -73,7 +79,7 @@ def product_context(
         "exact": exact,
         "matrices": max(len(group.weights) for group in roles.groups),
         "rows": rows.context(),
-        "sections": sections(region, roles, how.sums, taken),
+        "sections": sections(region, roles, how.sums, taken, together),
     }
 
 
@@ -83,16 +89,18 @@ def step_words(args: ArgsLayout) -> dict[str, int]:
 
 
 def sections(
-    region: Region, roles: LinearRoles, frame: Frame, taken: set[str]
+    region: Region, roles: LinearRoles, frame: Frame, taken: set[str], together: bool = True
 ) -> list[dict[str, Any]]:
-    """Neighbouring groups with equally many matrices: one loop serves all of a section."""
+    """Neighbouring groups with equally many matrices: one loop serves all of a section. Each group
+    is one of its own unless they are taken `together`.
+    """
     groups = [_group(region, group, frame, taken) for group in roles.groups]
     found: list[dict[str, Any]] = []
     for number, made in enumerate(groups):
         made["number"] = number
         made["before"] = f"END_{number - 1} + " if number else ""
         made["start"] = f"(tile - END_{number - 1})" if number else "tile"
-        if not found or found[-1]["matrices"] != len(made["weights"]):
+        if not together or not found or found[-1]["matrices"] != len(made["weights"]):
             found.append({"matrices": len(made["weights"]), "groups": [], "meets": False})
         found[-1]["groups"].append(made)
         found[-1]["meets"] |= made["meets"]

@@ -1,0 +1,194 @@
+"""Whole tiny models through the runtime, all kernels under Triton's interpreter: logits, ids."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fake_cuda import H200, FakeCuda
+from gpu_trials import architectures
+from interpreted import InterpretedLibrary, Model, planned
+from kernelgen_runtime import LLM, SamplingParams
+from kernelgen_runtime.artifact.open import Artifact
+from kernelgen_runtime.device.choose import Choice
+from kernelgen_runtime.device.cuda import CudaDevice
+from kernelgen_runtime.launch.cuda_runner import CudaRunner
+from kernelgen_runtime.sample.reference import sample
+from kernelgen_runtime.scoring import Case
+from runtime_fakes import manifest_of
+from safetensors.torch import save_file
+from seeded import seeded_weights
+
+import kernelgen.archs
+from kernelgen.cli.model import ModelSource
+from kernelgen.spec.config import ConfigFile
+
+# One row, a few rows, more rows than requests may have: each product family serves one of them.
+DECODE, MIXED = (1, 3), (8,)
+CONTEXT = 64  # few splits: each block is interpreted
+LAYERS = 4  # in which every kind of layer occurs, rotated or not, with a window or without
+# Of the largest logit. float32: two programs. bfloat16: a logit has some 12 roundings of 2⁻⁹ to
+# 2⁻⁸ on its path, and 2⁻⁸ · 12 = 0.047.
+BOUND = {"float32": 1e-4, "bfloat16": 0.047}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A tiny model loaded with seeded weights, and its plain model's logits."""
+
+    model: Model
+    llm: LLM
+    library: InterpretedLibrary
+    config: dict[str, Any]
+    weights: dict[str, torch.Tensor]
+    dtype: str
+
+    def expected(self, ids: list[int]) -> np.ndarray:
+        """Logits after each token, in float64."""
+        reference = self.model.lowered.architecture.reference()
+        return reference.forward(self.config, self.weights, ids).numpy()
+
+    def close(self, found: np.ndarray, ids: list[int]) -> bool:
+        wanted = self.expected(ids)
+        bound = BOUND[self.dtype] * np.abs(wanted).max()
+        return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= bound)
+
+
+def shortened(config: dict[str, Any]) -> dict[str, Any]:
+    """The first layers alone; lists with an entry a layer are cut too."""
+    before, layers = config["num_hidden_layers"], min(LAYERS, config["num_hidden_layers"])
+    cut = {k: v[:layers] for k, v in config.items() if isinstance(v, list) and len(v) == before}
+    # Where all layers are alike, two of them are handed on to one another as any number are.
+    layers = layers if cut else 2
+    return config | cut | {"num_hidden_layers": layers}
+
+
+def ids_of(count: int, vocab: int, seed: int) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocab, (count,), generator=generator).tolist()
+
+
+NAMES = architectures()
+# float32 has the sharper bound; bfloat16 is planned otherwise.
+SUBJECTS = [*((name, "float32") for name in NAMES[:-1]), (NAMES[-1], "bfloat16")]
+
+
+@cache
+def loaded(name: str, dtype: str) -> Subject:
+    folder = Path(kernelgen.archs.__file__).parent / name
+    config = shortened(json.loads((folder / "tiny.json").read_text()))
+    source = ModelSource("tiny", "tiny", ConfigFile("tiny.json", config))
+    model = planned(source, "sm_90", dtype, DECODE, MIXED, CONTEXT)
+    rules = model.lowered.architecture.checkpoint(model.lowered.spec, model.lowered.graph)
+    weights = seeded_weights({rule.name: rule.shape for rule in rules}, seed=11)
+    weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
+    gpu = FakeCuda(eager=True)
+    library, made = InterpretedLibrary(model.program, gpu), manifest_of(model.manifest)
+    with (
+        TemporaryDirectory() as checkpoint,
+        mock.patch("kernelgen_runtime.llm.open_device", lambda _: CudaDevice(gpu)),
+        mock.patch.object(CudaRunner, "warm_up", lambda self: None),  # a test below does as much
+    ):
+        save_file(weights, Path(checkpoint) / "model.safetensors")
+        (Path(checkpoint) / "config.json").write_text(json.dumps(config))
+        llm = LLM(
+            Artifact((made,), Path("tiny")),
+            checkpoint,
+            device=Choice(made, H200),
+            max_num_seqs=4,
+            max_num_batched_tokens=MIXED[-1],
+            max_model_len=96,
+            kv_cache_memory_bytes=made.cache.page_bytes * 60,
+            logit_rows=MIXED[-1],
+            graphs=False,
+            library=library,
+            threads=1,
+        )
+    exact = {n: t.double() for n, t in weights.items()}
+    return Subject(model, llm, library, config, exact, dtype)
+
+
+@pytest.fixture(params=SUBJECTS, ids="-".join)
+def subject(request: pytest.FixtureRequest) -> Subject:
+    return loaded(*request.param)
+
+
+@pytest.fixture
+def one() -> Subject:
+    """The first of them, for what does not depend on the architecture."""
+    return loaded(*SUBJECTS[0])
+
+
+def test_prompt_and_continuation(subject: Subject) -> None:
+    """A prompt of more than a page in two chunks, then tokens one by one; two cases, then one."""
+    vocab = subject.model.lowered.spec.vocab
+    cases = [Case(tuple(ids_of(n, vocab, n)), tuple(ids_of(2, vocab, 7))) for n in (18, 3)]
+    for batch in (cases, [Case(cases[1].prompt_ids, cases[1].fed_ids[:1])]):
+        for case, score in zip(batch, subject.llm.score(batch), strict=True):
+            found = np.concatenate([score.prefill_logits, score.decode_logits])
+            assert subject.close(found, [*case.prompt_ids, *case.fed_ids])
+    assert {unit.name for unit in subject.model.program.units()} == subject.library.done
+
+
+def test_sampled_ids_follow_from_the_logits(one: Subject) -> None:
+    """Greedy and with each filter, in one batch: the law of the reference on the same logits."""
+    vocab = one.model.lowered.spec.vocab
+    laws = [(0.0, 0, 1.0, 3), (0.9, 0, 1.0, 2**40), (1.1, 9, 0.8, 5)]
+    prompts = [ids_of(1 + i // 2, vocab, i) for i in range(3)]
+    params = [
+        SamplingParams(temperature=t, top_k=k, top_p=p, seed=s, max_tokens=2, ignore_eos=True)
+        for t, k, p, s in laws
+    ]
+    outputs = one.llm.generate(prompts, params)
+    whole = [Case((*p, *o.token_ids)) for p, o in zip(prompts, outputs, strict=True)]
+    for prompt, law, output, score in zip(
+        prompts, laws, outputs, one.llm.score(whole), strict=True
+    ):
+        rows = score.prefill_logits[len(prompt) - 1 : -1]
+        wanted = [sample(row, len(prompt) + i, *law) for i, row in enumerate(rows)]
+        assert list(output.token_ids) == wanted
+
+
+def poison(one: Subject) -> None:
+    """Fill all that a step must not depend on with ones: NaN in every dtype."""
+    bound, tables = one.library.bound, one.llm.engine.scheduler.cache
+    bound["workspace"].fill_(0xFF)
+    bound["logits"].fill_(float("nan"))
+    bound["sampled"].fill_(-7)
+    held = {int(page) for table in tables.tables for page in np.unique(table)} - {0}
+    free = [page for page in range(len(bound["cache"])) if page not in held]
+    bound["cache"][free] = 0xFF
+
+
+def test_padding_and_free_pages_hold_nan_and_nothing_changes(one: Subject) -> None:
+    """Two requests in a plan of three rows, their prompts in a plan of eight."""
+    vocab, library = one.model.lowered.spec.vocab, one.library
+    cases = [Case(tuple(ids_of(n, vocab, n)), (5,)) for n in (4, 2)]
+    clean = one.llm.score(cases)
+    with mock.patch.object(library, "before", lambda: poison(one)):
+        poisoned = one.llm.score(cases)
+    for one, other in zip(clean, poisoned, strict=True):
+        assert np.array_equal(one.prefill_logits, other.prefill_logits)
+        assert np.array_equal(one.decode_logits, other.decode_logits)
+
+
+def test_a_step_without_tokens_changes_nothing(one: Subject) -> None:
+    runner: Any = one.llm.program._runner
+    poison(one)
+    names = ("cache", "last_sampled", "sampled", "logits")
+    kept = {name: one.library.bound[name].clone() for name in names}
+    for plan in one.llm.program._plans.all:
+        runner.args().write_nothing(plan)
+        assert runner.start(plan, 0)().tolist() == []
+    for name, tensor in kept.items():
+        now = one.library.bound[name]
+        assert torch.equal(tensor.view(torch.uint8), now.view(torch.uint8)), name
+    assert not one.library.bound["counters"].any()
