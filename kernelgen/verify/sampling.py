@@ -73,12 +73,15 @@ def _candidates(x: Tensor, off: Tensor, top_k: int, top_p: float) -> tuple[Tenso
         surely = (rank < top_k) & ((ranked - slack > out) | (ranked == out))
         maybe = (rank < top_k) | (ranked + slack > last) & (ranked != last)
     if top_p < 1:
-        mass = torch.softmax(torch.where(maybe, ranked, float("-inf")), dim=0)
-        before = mass.cumsum(0) - mass
+        # Who is out of top-k moves the mass before an id: its bounds take both ends of the doubt.
+        mass = torch.exp(ranked - ranked[0])
+        of_all, of_sure = (torch.where(kept, mass, 0.0) for kept in (maybe, surely))
+        most = (of_all.cumsum(0) - of_all) / of_sure.sum()
+        least = (of_sure.cumsum(0) - of_sure) / of_all.sum()
         blur = summed(len(ranked)) + 2 * float(off.max()) + LIBRARY
         first_alone = (rank == 0) & ((ranked - slack > ranked[1]) | (ranked == ranked[1]))
-        surely = surely & ((before < top_p - blur) | first_alone)
-        maybe = maybe & ((before < top_p + blur) | (ranked + slack >= ranked[0]))
+        surely = surely & ((most < top_p - blur) | first_alone)
+        maybe = maybe & ((least < top_p + blur) | (ranked + slack >= ranked[0]))
     place = torch.empty_like(order)
     place[order] = rank
     return surely[place], maybe[place]

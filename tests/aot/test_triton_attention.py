@@ -28,6 +28,7 @@ SHAPES = (
     Shape(5, 1, 64, window=W, sinks=True, norm=False, dtype=FLOAT32),
     Shape(8, 1, 128, window=W, norm=False, rope=0),
     Shape(4, 2, 24, rope=16, dtype=FLOAT32),
+    Shape(4, 2, 12),
 )
 
 

@@ -118,7 +118,6 @@ def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> d
     entry = region.value(state).type
     size, dim, wide = entry.dtype.bits // 8, query.row_width, next_power_of_two(query.row_width)
     heads, kv_heads = query.static_elements // dim, entry.static_elements // dim
-    assert dim % (16 // size) == 0, "rows of keys are whole 16-byte words"
     return {
         "page_tokens": PAGE_TOKENS,
         "page_elements": cache.page_bytes // size,
