@@ -81,7 +81,7 @@ SIZES = [
     ("gemm_tma", 513),
     ("gemv", 1),
     ("sliced", 2),
-    ("sliced", 19),
+    ("sliced", 13),
     ("skinny", 2),
     ("skinny", 33),
     ("gemm", 7),

@@ -22,13 +22,14 @@ import torch
 from fake_cuda import FakeCuda
 from interpreted import InterpretedLibrary, Model, planned
 
-from kernelgen.archs.registry import builtin_config
+from kernelgen.archs.registry import builtin_config, builtin_models
 from kernelgen.cli.model import ModelSource
 from kernelgen.codegen.cuda.unit import Argument, TritonUnit
 from kernelgen.spec.config import ConfigFile
 from kernelgen.verify.interpreter import install, interpret
 
 TOKENS, ROWS = 8192, 256
+LARGE = max(builtin_models(), key=lambda name: builtin_config(name).data["hidden_size"])
 VOCABULARY, HIDDEN, POSITIONS = 262_208, 8320, 1 << 20  # of the embedding: more than 2³¹ elements
 PAGES = 1 << 20  # 2³⁷ bytes
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space without memory behind it
@@ -73,7 +74,7 @@ def corners(unit: TritonUnit, grid: tuple[int, int, int], values: list[object]) 
 @cache
 def large(fusion: bool) -> Model:
     """A large model of two layers, with a larger vocabulary and context than any published one."""
-    config = dict(builtin_config("qwen3-8b").data) | {"num_hidden_layers": 2}
+    config = dict(builtin_config(LARGE).data) | {"num_hidden_layers": 2}
     config |= {"vocab_size": VOCABULARY, "hidden_size": HIDDEN}
     config |= {"max_position_embeddings": POSITIONS}
     source = ModelSource("large", "large", ConfigFile("config.json", config))

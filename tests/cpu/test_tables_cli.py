@@ -98,7 +98,7 @@ def test_fit_is_kept_beside_the_rows(shipped: Path, capsys: pytest.CaptureFixtur
     place.unlink()
     where = ("--tables", str(shipped))
     code, out, _ = run(capsys, "tables", "fit", MODEL, *where)
-    assert code == 0 and "skinny" in out
+    assert code == 0 and "sliced" in out
     first = place.read_bytes()
     run(capsys, "tables", "fit", MODEL, *where)
     assert place.read_bytes() == first
@@ -119,7 +119,7 @@ def test_untuned_kernels_are_refused_in_one_error(
     (tables / "sm_90" / "h200" / "attention_decode.jsonl").unlink()
     code, _, err = run(capsys, *asked, "--batch", "8")
     assert code == 1
-    assert "attention_decode" in err and "at decode:8" in err and "skinny" not in err
+    assert "attention_decode" in err and "at decode:8" in err and "sliced" not in err
     assert f"kernelgen tune {MODEL} --target sm_90:h200" in err
     out_folder = tmp_path / "out"
     build = ("build", *asked[1:], "--out", str(out_folder))
@@ -133,12 +133,12 @@ def test_what_of_a_table_is_not_used_is_a_warning(
 ) -> None:
     plan = modelled(MODEL, "decode", 8)
     write_tables(tmp_path, (measured(x, plan, H200) for x in plan.launches))
-    path = tmp_path / "sm_90" / "h200" / "skinny.jsonl"
+    path = tmp_path / "sm_90" / "h200" / "sliced.jsonl"
     path.write_text(path.read_text() + "half a r")
     asked = ("plan", MODEL, "--target", "sm_90:h200", "--tables", str(tmp_path), "--batch", "8")
     code, out, err = run(capsys, *asked)
     assert code == 0 and "exact" in out
-    assert err.count("warning: ") == 1 and "skinny.jsonl: line" in err
+    assert err.count("warning: ") == 1 and "sliced.jsonl: line" in err
 
 
 def test_coverage_of_a_phase_adds_kernels_and_averages_shares() -> None:

@@ -115,9 +115,9 @@ def test_what_nobody_measured_no_longer_wins_by_being_believed(tmp_path: Path) -
 
 
 def test_modelled_prices_say_how_they_were_corrected(tmp_path: Path) -> None:
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     write_fit(fit_path(tmp_path, "sm_90", "h200"), fit(samples("skinny", 30, 1.18, 1.0, 0.0)))
-    price = down(planner(plan.graph, H200, Tables(tmp_path)).plan("decode", 8)).price
+    price = down(planner(plan.graph, H200, Tables(tmp_path)).plan("decode", 32)).price
     assert price.verdict == "modelled"
     (told,) = [limit for limit in price.limits if limit.startswith("model × ")]
     assert "fitted on 30 rows, error " in told

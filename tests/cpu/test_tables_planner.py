@@ -32,7 +32,7 @@ from kernelgen.tables.file import table_path
 
 H200 = parse_target("sm_90:h200")
 SMS = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120"]
-SIZES = (("decode", 8), ("mixed", 512))
+SIZES = (("decode", 32), ("mixed", 512))
 NOTHING = Path("no rows")
 
 
@@ -113,7 +113,7 @@ def down(plan: Plan) -> Launch:
 
 def test_a_measured_tile_gets_the_scratch_that_it_needs(tmp_path: Path) -> None:
     """The model may have chosen a tile without partial sums, and those of the row need room."""
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     launch = down(plan)
     family = launch.kernel.match.family
     assert isinstance(family, TritonFamily) and family.name == "skinny"
@@ -121,7 +121,7 @@ def test_a_measured_tile_gets_the_scratch_that_it_needs(tmp_path: Path) -> None:
         choice = dict(launch.price.choice) | {"splits": splits}
         row = measured(launch, plan, H200, choice=choice, us=1.0)
         row = replace(row, source=source_digest(launch.kernel, choice))
-        found = down(planner(plan.graph, H200, write(tmp_path, [row])).plan("decode", 8))
+        found = down(planner(plan.graph, H200, write(tmp_path, [row])).plan("decode", 32))
         assert (found.price.verdict, found.price.choice) == ("exact", choice)
         tiles = -(-4096 // choice["outputs"])
         sums = splits * tiles * choice["rows"] * choice["outputs"] * 4
@@ -158,7 +158,7 @@ def _same_quote(launch: Launch, plan: Plan) -> str:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"rows": 8}, "8 rows in a tile of 8"),
+        ({"rows": 16}, "32 rows in a tile of 16"),
         ({"outputs": 48}, "outputs cannot be 48"),
         ({"warps": 0}, "warps cannot be 0"),
         ({"depth": -64}, "depth cannot be -64"),
@@ -169,7 +169,7 @@ def _same_quote(launch: Launch, plan: Plan) -> str:
 def test_an_illegal_tile_is_told_once_and_not_used(
     change: Mapping[str, int], reason: str, tmp_path: Path
 ) -> None:
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     good = dict(down(plan).price.choice)
     bad = good | dict(change)
     row = measured(down(plan), plan, H200, choice=bad, us=1.0)
@@ -177,7 +177,7 @@ def test_an_illegal_tile_is_told_once_and_not_used(
         row = replace(row, source=source_digest(down(plan).kernel, bad))
     tables = write(tmp_path, [row])
     made = planner(plan.graph, H200, tables)
-    for size in (8, 8):
+    for size in (32, 32):
         found = down(made.plan("decode", size))
         assert found.price.choice == good
     if tables.problems:
@@ -188,10 +188,10 @@ def test_an_illegal_tile_is_told_once_and_not_used(
 
 
 def test_a_tile_of_other_fields_is_told(tmp_path: Path) -> None:
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     row = measured(down(plan), plan, H200)
     tables = write(tmp_path, [replace(row, choice={"tile_k": 64})])
-    assert down(planner(plan.graph, H200, tables).plan("decode", 8)).price.verdict == "modelled"
+    assert down(planner(plan.graph, H200, tables).plan("decode", 32)).price.verdict == "modelled"
     (problem,) = tables.problems
     assert "a tile has rows, outputs, depth" in problem and "not tile_k" in problem
 
@@ -200,12 +200,12 @@ def test_code_that_has_changed_makes_a_row_stale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another spelling of one function in a printer: templates are as they were."""
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     tables = write(tmp_path, (measured(x, plan, H200) for x in plan.launches))
-    assert planner(plan.graph, H200, tables).plan("decode", 8).coverage().keys() == {"exact"}
+    assert planner(plan.graph, H200, tables).plan("decode", 32).coverage().keys() == {"exact"}
     monkeypatch.setattr(source_module, "_KNOWN", {})
     monkeypatch.setitem(expressions._SPELLED, "silu", lambda a: f"({a} * tl.sigmoid({a}))")
-    found = planner(plan.graph, H200, Tables(tmp_path)).plan("decode", 8)
+    found = planner(plan.graph, H200, Tables(tmp_path)).plan("decode", 32)
     verdicts = {x.price.verdict for x in found.launches if "mlp.act" in x.kernel.ops}
     assert verdicts == {"stale"} and set(found.coverage()) == {"exact", "stale"}
     stale = next(x.price for x in found.launches if x.price.verdict == "stale")
@@ -213,7 +213,7 @@ def test_code_that_has_changed_makes_a_row_stale(
 
 
 def test_the_digest_does_not_see_names_and_comments() -> None:
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     launch = down(plan)
     digest = source_digest(launch.kernel, launch.price.choice)
     renamed = replace(launch.kernel, name="something_else")
@@ -229,7 +229,7 @@ def test_equal_variants_of_two_models_have_one_digest() -> None:
     digests = []
     for graph in (a, b):
         source_module._KNOWN.clear()
-        plan = planner(graph, H200, Tables(NOTHING)).plan("decode", 8)
+        plan = planner(graph, H200, Tables(NOTHING)).plan("decode", 32)
         digests.append(
             {
                 (x.kernel.match.family.name, x.kernel.match.variant): source_digest(
@@ -242,39 +242,39 @@ def test_equal_variants_of_two_models_have_one_digest() -> None:
 
 
 def test_a_context_that_nobody_measured_is_modelled(tmp_path: Path) -> None:
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     tables = write(tmp_path, (measured(x, plan, H200) for x in plan.launches))
     far = planner(plan.graph, H200, tables)
     far.context = 8192
-    found = {x.kernel.match.family.name: x.price for x in far.plan("decode", 8).launches}
+    found = {x.kernel.match.family.name: x.price for x in far.plan("decode", 32).launches}
     assert found["attention_decode"].verdict == "modelled"
     assert found["skinny"].verdict == "exact"
 
 
 def test_where_rows_are_required_a_measured_plan_beats_faster_modelled_ones(tmp_path: Path) -> None:
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     slow = [measured(x, plan, H200, us=10 * x.price.us) for x in plan.launches]
     tables = write(tmp_path, slow)
-    free = planner(plan.graph, H200, tables).plan("decode", 8)
+    free = planner(plan.graph, H200, tables).plan("decode", 32)
     assert free.coverage().keys() != {"exact"}
-    required = planner(plan.graph, H200, tables, require_tuned=True).plan("decode", 8)
+    required = planner(plan.graph, H200, tables, require_tuned=True).plan("decode", 32)
     assert required.coverage().keys() == {"exact"}
     few = write(tmp_path / "few", slow[:3])
-    lacking = planner(plan.graph, H200, few, require_tuned=True).plan("decode", 8)
+    lacking = planner(plan.graph, H200, few, require_tuned=True).plan("decode", 32)
     assert "refused" in lacking.coverage()
 
 
 def test_a_sibling_lends_tiles_and_times_scaled_by_the_model(tmp_path: Path) -> None:
-    plan = modelled(EIGHT_B, "decode", 8)
+    plan = modelled(EIGHT_B, "decode", 32)
     rows = [measured(x, plan, H200, us=x.price.us) for x in plan.launches]
     tables = write(tmp_path, rows)
     h100 = parse_target("sm_90:h100")
-    assert planner(plan.graph, h100, tables).plan("decode", 8).coverage().keys() == {"modelled"}
+    assert planner(plan.graph, h100, tables).plan("decode", 32).coverage().keys() == {"modelled"}
     declared = {"schema": 1, "source": "h200", "why": "the same multiprocessors"}
     place = tmp_path / "sm_90" / "h100" / "INHERITS.json"
     place.parent.mkdir()
     place.write_text(json.dumps(declared))
-    found = planner(plan.graph, h100, Tables(tmp_path)).plan("decode", 8)
+    found = planner(plan.graph, h100, Tables(tmp_path)).plan("decode", 32)
     assert set(found.coverage()) <= {"inherited", "modelled"} and "inherited" in found.coverage()
     mine, theirs = down(found).price, down(plan).price
     assert mine.verdict == "inherited" and mine.choice == theirs.choice
