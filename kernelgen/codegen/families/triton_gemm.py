@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from kernelgen.codegen.families.triton_block import WARP, Footprint, ceil_div, frame_registers
-from kernelgen.codegen.families.triton_choice import Best, best, masked
+from kernelgen.codegen.families.triton_choice import Best, best
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Timing, timing
 from kernelgen.hw.device import Device
@@ -106,12 +106,7 @@ class GemmTile:
 
     def masks(self, problem: Product) -> tuple[str, ...]:
         """The last band of rows, the last step, and the last block of each matrix."""
-        columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
-        return (
-            *masked("rows", problem.rows, self.rows),
-            *masked("depth", problem.k, self.depth),
-            *(note for notes in columns for note in notes),
-        )
+        return problem.masks(self.rows, self.outputs, self.depth)
 
 
 def space() -> Iterator[GemmTile]:

@@ -13,7 +13,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, Wasteful, best, masked
+from kernelgen.codegen.families.triton_choice import Best, Wasteful, best
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Timing, timing
 from kernelgen.hw.device import Device
@@ -65,11 +65,7 @@ class GemvTile:
 
     def masks(self, problem: Product) -> tuple[str, ...]:
         """The last step of the row and the last block of each matrix."""
-        columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
-        return (
-            *masked("depth", problem.k, self.depth),
-            *(note for notes in columns for note in notes),
-        )
+        return problem.masks(1, self.outputs, self.depth)
 
 
 def space() -> Iterator[GemvTile]:

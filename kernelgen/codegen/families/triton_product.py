@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kernelgen.codegen.families.roles import LinearRoles
 from kernelgen.codegen.families.row_prep import RowPrep, row_prep
 from kernelgen.codegen.families.triton_block import Footprint, ceil_div
+from kernelgen.codegen.families.triton_choice import masked
 from kernelgen.codegen.families.triton_time import NEAR_LATENCY_US, REDUCE_US
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Node
@@ -63,6 +64,15 @@ class Product:
     def tiles(self, outputs: int) -> int:
         """Tiles of so many columns that cover all groups; the last of each group may be masked."""
         return sum(ceil_div(columns, outputs) for columns, _ in self.groups)
+
+    def masks(self, rows: int, outputs: int, depth: int) -> tuple[str, ...]:
+        """Notes on the sizes that a tile of so many rows, columns and steps does not divide."""
+        columns = [masked("outputs", columns, outputs) for columns, _ in self.groups]
+        return (
+            *masked("rows", self.rows, rows),
+            *masked("depth", self.k, depth),
+            *(note for notes in columns for note in notes),
+        )
 
     def row_traffic(self, blocks: int, rows: int, footprint: Footprint, device: Device) -> int:
         """Bytes of rows that pass the L2 cache, where each block reads `rows` rows, `prep.passes`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kernelgen.codegen.families.triton_block import (
@@ -13,7 +13,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, best, given, masked
+from kernelgen.codegen.families.triton_choice import Best, best, given, masked, tile_text
 from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_time import (
     NEAR_LATENCY_US,
@@ -45,6 +45,8 @@ COUNTERS_OF_ROW = 3
 """int32 words for each logit row: the best candidate so far (64 bits), and a ticket"""
 WARPS = 8
 """of a block: with 16 warps the choice has 128 registers a thread, and spills some"""
+_FEWER_WARPS = 4
+"""where even those spill: some assemblers keep a few registers more alive than others"""
 WIDE = 2048
 """logits of a step where one block reads a whole row: enough loads in flight for its share of the
 L2 cache"""
@@ -157,7 +159,9 @@ def choose_tile(rows: int, vocabulary: int, device: Device) -> SampleTile:
     parts = 1
     while 2 * parts * rows <= device.units and parts * 2048 < vocabulary:
         parts *= 2
-    return SampleTile(columns=2048, parts=parts, warps=WARPS)
+    tile = SampleTile(columns=2048, parts=parts, warps=WARPS)
+    refused = tile_text(tile) in device.refused_tiles
+    return replace(tile, warps=_FEWER_WARPS) if refused else tile
 
 
 def choose_pass(rows: int, device: Device) -> Pass:

@@ -13,7 +13,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, Wasteful, best, masked
+from kernelgen.codegen.families.triton_choice import Best, Wasteful, best
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
@@ -106,12 +106,7 @@ class SlicedTile:
         """Rows are padded to the tensor cores' side; the last step and the last block may be partly
         empty.
         """
-        columns = [masked("outputs", columns, self.outputs) for columns, _ in problem.groups]
-        return (
-            *masked("rows", problem.rows, self.rows),
-            *masked("depth", problem.k, self.depth),
-            *(note for notes in columns for note in notes),
-        )
+        return problem.masks(self.rows, self.outputs, self.depth)
 
 
 def space(rows: int) -> Iterator[SlicedTile]:
