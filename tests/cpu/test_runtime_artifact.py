@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import os
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -79,12 +79,15 @@ def link_member() -> zipfile.ZipInfo:
         ({"toy/manifest.json": b"{"}, "not JSON"),
     ],
 )
-def test_wrong_wheels(tmp_path: Path, members: dict[str, bytes], word: str) -> None:
-    before = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("kernelgen-*"))
+def test_wrong_wheels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, members: dict[str, bytes], word: str
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     with pytest.raises(ArtifactError, match=word):
         open_artifact(write_wheel(tmp_path / "x.whl", members))
-    after = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("kernelgen-*"))
-    assert after <= before, "nothing stays behind"
+    assert not list(temporary.iterdir()), "nothing stays behind"
 
 
 def test_links_in_wheels_are_refused(tmp_path: Path) -> None:

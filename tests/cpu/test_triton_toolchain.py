@@ -58,7 +58,7 @@ def test_identity_follows_the_installed_files(monkeypatch: pytest.MonkeyPatch) -
         seen.add(find_triton().identity)
     monkeypatch.setenv("TRITON_PTXAS_PATH", sys.executable)
     seen.add(find_triton().identity)
-    assert len(seen) == 4 and "triton" not in sys.modules
+    assert len(seen) == 4
     monkeypatch.setenv("TRITON_PTXAS_PATH", "/nonexistent/ptxas")
     with pytest.raises(UnsupportedError, match="TRITON_PTXAS_PATH: '/nonexistent/ptxas' cannot"):
         find_triton()
