@@ -6,7 +6,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernelgen.cli.model import ModelSource
@@ -19,7 +19,7 @@ from kernelgen.core.resources import tables_dir
 from kernelgen.hw import parse_target
 from kernelgen.tables import Bucket, Row, Tables
 from kernelgen.tune.ahead import Ahead
-from kernelgen.tune.bundle_file import BundleFile, write_bundle
+from kernelgen.tune.bundle_file import BundleFile, refuse_other_content, write_bundle
 from kernelgen.tune.crew import Crew
 from kernelgen.tune.emit import Emitter, Wish
 from kernelgen.tune.journal import Journal, open_journal, read_journal
@@ -110,6 +110,7 @@ def emit_bundle(
 ) -> Emission:
     """Compiles all candidates of a model into one bundle; needs Triton and no GPU."""
     began = time.monotonic()
+    refuse_other_content(path)
     emitter = Emitter.of(wish)
     made = emitter.emitted(emitter.planned, Store(), jobs=jobs, progress=progress)
     size = write_bundle(path, made.bundle, made.codes)
@@ -201,10 +202,7 @@ def merge_journals(
             raise UsageError("is no journal of a sweep", where=str(path))
         rows += rows_in(lines, provenance)
     done = bring(rows, tables or tables_dir())
-    return Brought(
-        done.files, done.added, done.replaced, done.kept, done.conflicts,
-        (*problems, *done.problems),
-    )  # fmt: skip
+    return replace(done, problems=tuple(problems))
 
 
 def default_journal(bundle: Path) -> Path:

@@ -19,12 +19,31 @@ _MAX_CODE = 64 << 20
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
+def refuse_other_content(path: Path) -> None:
+    """A bundle replaces an earlier bundle or an empty folder, nothing else: raises UsageError."""
+    with explain_os_errors(path):
+        if not path.exists():
+            return
+        if path.is_dir():
+            mine = path.suffix != ".zip" and ((path / CONTENT).is_file() or not any(path.iterdir()))
+        elif mine := path.suffix == ".zip" and zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                mine = CONTENT in archive.namelist()
+    if not mine:
+        raise UsageError(
+            "is in the way: it is no earlier bundle, and a bundle would replace it",
+            where=str(path),
+            hint="choose another --emit",
+        )
+
+
 def write_bundle(path: Path, bundle: Bundle, codes: Mapping[str, bytes]) -> int:
     """Writes the bundle and the code that it names; returns its bytes.
 
     A path ending in `.zip` becomes one compressed file, any other a folder. Equal bundles give
-    equal files. Raises KeyError for code that is missing.
+    equal files. Raises KeyError for code that is missing, UsageError where something else is there.
     """
+    refuse_other_content(path)
     files = {CONTENT: dumps(bundle).encode()}
     files |= {_place(code): codes[code] for code in sorted(bundle.codes)}
     if path.suffix != ".zip":

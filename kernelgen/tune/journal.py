@@ -17,6 +17,9 @@ from kernelgen.core.jsonio import dumps
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 30
+_MAX_BEGIN_BYTES = 1 << 16
+_FIRST_BYTES = b'{"bundle":'
+"""of every journal: keys of a line are sorted"""
 
 
 @dataclass
@@ -91,13 +94,13 @@ def open_journal(path: Path, bundle: str, **begin: Any) -> Iterator[Journal]:
             raise UsageError(
                 "another sweep writes into it", where=str(path), hint="choose another --journal"
             ) from error
-        lines, problems = _recovered(path)
-        journal = Journal(lines, path, problems, file)
-        first = next(journal.of("begin"), None)
-        if first is None and lines:
+        if not _is_journal(path):
             raise UsageError(
                 "is no journal of a sweep", where=str(path), hint="choose another file"
             )
+        lines, problems = _recovered(path)
+        journal = Journal(lines, path, problems, file)
+        first = next(journal.of("begin"), None)
         if first is None:
             journal.add("begin", durable=True, schema=SCHEMA, bundle=bundle, **begin)
         elif first.get("schema") != SCHEMA or first.get("bundle") != bundle:
@@ -107,6 +110,17 @@ def open_journal(path: Path, bundle: str, **begin: Any) -> Iterator[Journal]:
                 hint="choose another --journal, or measure the bundle that it was begun with",
             )
         yield journal
+
+
+def _is_journal(path: Path) -> bool:
+    """Whether a file is empty or begins like a journal; only then may anything in it be cut off."""
+    with path.open("rb") as file:
+        head = file.read(_MAX_BEGIN_BYTES)
+    line, ended, _ = head.partition(b"\n")
+    if not ended:  # a first line that was never finished
+        return _FIRST_BYTES.startswith(line) or line.startswith(_FIRST_BYTES)
+    begin = _parsed(line + b"\n", path)[0]
+    return bool(begin) and begin[0].get("kind") == "begin"
 
 
 def finished(journal: Notes) -> dict[str, str]:

@@ -89,8 +89,8 @@ class Brought:
     kept: int
     """rows of the tables that are newer than what was brought"""
     conflicts: tuple[str, ...]
-    problems: tuple[str, ...]
-    """of the tables as they were"""
+    problems: tuple[str, ...] = ()
+    """lines of journals that are none"""
 
 
 def rows_in(lines: Iterable[Mapping[str, Any]], provenance: str = "") -> tuple[Row, ...]:
@@ -112,17 +112,17 @@ def bring(rows: Sequence[Row], folder: Path) -> Brought:
     """
     files: list[str] = []
     conflicts: list[str] = []
-    problems: list[str] = []
     added = replaced = kept = 0
     for place in sorted({(r.sm, r.device, r.family) for r in rows}):
         path = table_path(folder, *place)
         old = read_rows(path) if path.exists() else None
-        if old is not None and old.problems and not old.rows:
+        if old is not None and old.problems:
             raise UsageError(
-                f"cannot be read, so nothing is merged into it: {old.problems[0]}", where=str(path)
+                f"cannot be read whole, and a merge would drop the rest: {old.problems[0]}",
+                where=str(path),
+                hint="see `kernelgen tables check`, or upgrade kernelgen",
             )
         have = old.rows if old else ()
-        problems += list(old.problems) if old else []
         mine = [r for r in rows if (r.sm, r.device, r.family) == place]
         merged = merge(have, mine)
         known = {r.key: r for r in have}
@@ -135,7 +135,7 @@ def bring(rows: Sequence[Row], folder: Path) -> Brought:
         conflicts += merged.conflicts
         write_rows(path, merged.rows)
         files.append(str(path))
-    return Brought(tuple(files), added, replaced, kept, tuple(conflicts), tuple(problems))
+    return Brought(tuple(files), added, replaced, kept, tuple(conflicts))
 
 
 def row_json(row: Row) -> Any:

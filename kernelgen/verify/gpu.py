@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from kernelgen.core.errors import KernelgenError
+from kernelgen.core.errors import NoDeviceError, UnsupportedError
 from kernelgen.verify.bounded import TENSOR_CORES
 from kernelgen.verify.guarded import POISON
 from kernelgen.verify.place import Host, Place, Promises
@@ -107,10 +107,10 @@ def check_gpu(sm: str) -> None:
 
     needs = f"verify runs kernels for {sm}"
     if torch.version.cuda is None or not torch.cuda.is_available():
-        raise KernelgenError(f"{needs}, and torch {torch.__version__} finds no GPU here")
+        raise NoDeviceError(f"{needs}, and torch {torch.__version__} finds no GPU here")
     major, minor = torch.cuda.get_device_capability(0)
     wanted, found = int(sm.removeprefix("sm_")), 10 * major + minor
     same = wanted == found if wanted >= 90 else wanted // 10 == major and wanted <= found
     if not same:
         name = torch.cuda.get_device_name(0)
-        raise KernelgenError(f"needs {sm}, found sm_{found} ({name})", where="cuda:0")
+        raise UnsupportedError(f"needs {sm}, found sm_{found} ({name})", where="cuda:0")

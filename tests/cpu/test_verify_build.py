@@ -64,7 +64,7 @@ def test_what_cannot_be_checked_is_said(
 
     if not torch.cuda.is_available():
         code, told = called(capsys, gpu, "--target", "sm_90")
-        assert code != 0 and "finds no GPU here" in told
+        assert code == 4 and "finds no GPU here" in told
 
 
 def test_on_a_gpu_chunks_lie_within_the_bound_and_graphs_change_no_bit(
