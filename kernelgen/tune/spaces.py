@@ -66,7 +66,7 @@ def space_of(match: Match, sizes: Sizes, device: Device) -> Space | Refusal:
     illegal: dict[str, tuple[int, str]] = {}
     points: dict[str, Point] = {}
     looked_at = 0
-    for tile, problem in _SPACES[family.name](match, quote, sizes):
+    for tile, problem in _SPACES[family.name](match, quote, sizes, device):
         looked_at += 1
         text = tile_text(tile)
         problems = list(tile.problems(problem, device))
@@ -106,16 +106,24 @@ Pairs = Iterator[tuple[Any, Any]]
 """tiles, each with the problem that it is judged by"""
 
 
-def _plain(space: Callable[[Quote], Iterator[Any]]) -> Callable[[Match, Quote, Sizes], Pairs]:
-    return lambda match, quote, sizes: ((tile, quote.problem) for tile in space(quote))
+Pairing = Callable[[Match, Quote, Sizes, Device], Pairs]
 
 
-def _gemv() -> Iterator[GemvTile]:
-    """Wider than what the family plans with: more outputs and warps a block."""
-    for depth, warps, outputs in product(
-        (256, 512, 1024, 2048, 4096, 8192), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16)
+def _plain(space: Callable[[Quote, Device], Iterator[Any]]) -> Pairing:
+    return lambda match, quote, sizes, device: (
+        (tile, quote.problem) for tile in space(quote, device)
+    )
+
+
+def _gemv(device: Device) -> Iterator[GemvTile]:
+    """Wider than what the family plans with: more outputs and warps a block, more blocks."""
+    for depth, warps, outputs, each in product(
+        (256, 512, 1024, 2048, 4096, 8192, 16384),
+        (1, 2, 4, 8, 16),
+        (1, 2, 4, 8, 16),
+        (0, 1, 2, 3, 4, 6),
     ):
-        yield GemvTile(outputs, depth, warps)
+        yield GemvTile(outputs, depth, warps, each * device.units)
 
 
 def _sliced(rows: int) -> Iterator[SlicedTile]:
@@ -157,7 +165,7 @@ def _rows(width: int) -> Iterator[RowsTile]:
             yield replace(tile, warps=16)
 
 
-def _head(match: Match, quote: Quote, sizes: Sizes) -> Pairs:
+def _head(match: Match, quote: Quote, sizes: Sizes, device: Device) -> Pairs:
     """The tiles of all product families that take so many rows; partial sums are no candidates."""
     roles = match.roles
     assert isinstance(roles, HeadRoles)
@@ -166,7 +174,7 @@ def _head(match: Match, quote: Quote, sizes: Sizes) -> Pairs:
     usual = max(LEAST_ROWS, product_of(match.region, roles.linear, sizes).rows)
     asked = replace(problem, rows=min(usual, problem.rows))
     if problem.rows == 1:
-        yield from ((HeadTile(0, inner, tile.choose), problem) for inner in _gemv())
+        yield from ((HeadTile(0, inner, tile.choose), problem) for inner in _gemv(device))
     if problem.rows <= MOST_ROWS:
         for inner in _skinny(padded_rows(problem.rows)):
             if inner.splits == 1:
@@ -175,18 +183,18 @@ def _head(match: Match, quote: Quote, sizes: Sizes) -> Pairs:
         yield from ((HeadTile(2, inner, tile.choose), asked) for inner in _gemm())
 
 
-_SPACES: Mapping[str, Callable[[Match, Quote, Sizes], Pairs]] = {
-    "gemv": _plain(lambda quote: _gemv()),
+_SPACES: Mapping[str, Pairing] = {
+    "gemv": _plain(lambda quote, device: _gemv(device)),
     "sliced": _plain(
-        lambda quote: triton_sliced.space(triton_sliced.padded_rows(quote.problem.rows))
+        lambda quote, _: triton_sliced.space(triton_sliced.padded_rows(quote.problem.rows))
     ),
-    "skinny": _plain(lambda quote: _skinny(padded_rows(quote.problem.rows))),
-    "gemm": _plain(lambda quote: _gemm()),
-    "gemm_tma": _plain(lambda quote: _gemm_tma()),
-    "attention_decode": _plain(lambda quote: iter(triton_decode.space())),
-    "attention_prefill": _plain(lambda quote: iter(triton_prefill.space())),
-    "rows": _plain(lambda quote: _rows(quote.problem.width)),
-    "sample": _plain(lambda quote: iter(triton_sample.space())),
+    "skinny": _plain(lambda quote, _: _skinny(padded_rows(quote.problem.rows))),
+    "gemm": _plain(lambda quote, _: _gemm()),
+    "gemm_tma": _plain(lambda quote, _: _gemm_tma()),
+    "attention_decode": _plain(lambda quote, _: iter(triton_decode.space())),
+    "attention_prefill": _plain(lambda quote, _: iter(triton_prefill.space())),
+    "rows": _plain(lambda quote, _: _rows(quote.problem.width)),
+    "sample": _plain(lambda quote, _: iter(triton_sample.space())),
     "head_sample": _head,
 }
 

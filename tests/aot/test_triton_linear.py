@@ -6,7 +6,9 @@ import pytest
 from gpu_trials import Tiny, Trial, architectures, tiny
 
 from kernelgen.codegen.families import triton_sliced
+from kernelgen.codegen.families.roles import LinearRoles
 from kernelgen.codegen.families.row_prep import row_prep
+from kernelgen.codegen.families.triton_block import next_power_of_two
 from kernelgen.codegen.families.triton_skinny import padded_rows
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, DType
 from kernelgen.ir.expr import arg, call
@@ -38,7 +40,10 @@ def _ops(model: Tiny, kind: str) -> list[str]:
 
 KINDS = ("qkv", "qkv+norm", "o", "gate_up", "gate_up+norm", "down")
 TILES = {
-    "gemv": [{"outputs": 16, "depth": 128, "warps": 4}, {"outputs": 64, "depth": 32, "warps": 4}],
+    "gemv": [
+        {"outputs": 16, "depth": 128, "warps": 4, "blocks": 0},
+        {"outputs": 64, "depth": 32, "warps": 4, "blocks": 0},
+    ],
     "sliced": [
         {"outputs": 16, "depth": 128, "warps": 4},
         {"outputs": 32, "depth": 32, "warps": 2},
@@ -110,6 +115,20 @@ def test_product(architecture: str, kind: str, family: str, tokens: int) -> None
         return
     kernel = model.kernel(model.block("layer"), _ops(model, kind), family, phase)
     assert not _run(model, kernel, family, _chosen(kind, family, tokens), tokens)
+
+
+@pytest.mark.parametrize("outputs, blocks", [(8, 3), (2, 5)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", architectures())
+def test_row_kept_by_few_blocks(architecture: str, kind: str, outputs: int, blocks: int) -> None:
+    """Blocks take several tiles, not equally many, of matrices with other numbers of columns."""
+    model = tiny(architecture, BFLOAT16)
+    kernel = model.kernel(model.block("layer"), _ops(model, kind), "gemv", "decode")
+    roles = kernel.match.roles
+    assert isinstance(roles, LinearRoles)
+    depth = next_power_of_two(roles.k)
+    tile = {"outputs": outputs, "depth": depth, "warps": 4, "blocks": blocks}
+    assert not _run(model, kernel, "gemv", tile, 1)
 
 
 def _row_bytes(model: Tiny, kind: str) -> int:

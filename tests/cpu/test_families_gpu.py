@@ -229,12 +229,12 @@ def test_without_any_legal_tile_the_reasons_are_told() -> None:
 
 def test_sizes_that_do_not_divide_are_masked_and_told() -> None:
     problem = product(1, 49152 + 3, 576)
-    notes = GemvTile(outputs=4, depth=256, warps=1).masks(problem)
+    notes = GemvTile(outputs=4, depth=256, warps=1, blocks=0).masks(problem)
     assert notes == (
         "masked depth: 576 = 2 × 256 + 64 of 256",
         "masked outputs: 49155 = 12288 × 4 + 3 of 4",
     )
-    assert GemvTile(outputs=4, depth=256, warps=1).masks(product(1, 1024, 512)) == ()
+    assert GemvTile(outputs=4, depth=256, warps=1, blocks=0).masks(product(1, 1024, 512)) == ()
 
 
 def test_splits_of_attention_fill_the_machine_and_find_work() -> None:

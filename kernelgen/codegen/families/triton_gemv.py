@@ -22,21 +22,34 @@ from kernelgen.planner.family import Refusal
 
 @dataclass(frozen=True)
 class GemvTile:
-    """A block computes `outputs` columns; it walks K in steps of `depth`."""
+    """A tile is `outputs` columns. With `blocks` 0 each block computes one and walks K in steps of
+    `depth`; else so many blocks keep the whole row in registers and share the tiles.
+    """
 
     outputs: int
     depth: int
     warps: int
+    blocks: int
+
+    @property
+    def keeps_row(self) -> bool:
+        """Whether blocks take one tile after the other."""
+        return self.blocks > 0
 
     def footprint(self, problem: Product) -> Footprint:
         """Registers: the weights of a step and of the next as stored, one float32 sum for each."""
-        each = self.outputs * problem.most_matrices * self.depth / (self.warps * WARP)
-        registers = frame_registers(each * (2 * problem.weight_bits / 32 + 1))
+        threads = self.warps * WARP
+        each = self.outputs * problem.most_matrices * self.depth / threads
+        row = self.depth / threads if self.keeps_row else 0
+        registers = frame_registers(each * (2 * problem.weight_bits / 32 + 1) + row)
         return Footprint(self.warps, registers, shared_bytes=self.warps * 128)
 
     def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
         """Limits of the block, and steps that no row fills."""
         found = list(self.footprint(problem).problems(device))
+        tiles = problem.tiles(self.outputs)
+        if self.keeps_row and (self.depth < problem.k or self.blocks >= tiles):
+            found.append(f"no rows of {problem.k} kept by {self.blocks} blocks for {tiles} tiles")
         if self.depth * problem.weight_bits < self.warps * WARP * 128 // self.outputs:
             found.append(Wasteful("less than 16 bytes of weights for each thread and step"))
         if self.depth > max(256, next_power_of_two(problem.k)):
@@ -45,13 +58,14 @@ class GemvTile:
 
     def time(self, problem: Product, device: Device) -> Timing:
         """Weights from memory once; every block reads (and prepares) all rows."""
-        blocks, footprint = problem.tiles(self.outputs), self.footprint(problem)
+        tiles, footprint = problem.tiles(self.outputs), self.footprint(problem)
+        blocks = min(tiles, self.blocks or tiles)
         weights = problem.weight_rows * problem.k
         traffic = problem.row_traffic(blocks, problem.rows, footprint, device)
         grid = Grid(
             blocks=blocks,
             footprint=footprint,
-            steps=ceil_div(problem.k, self.depth),
+            steps=ceil_div(problem.k, self.depth) * ceil_div(tiles, blocks),
             early_us=LATENCY_US,
             lead_us=problem.lead_us,
         )
@@ -68,12 +82,14 @@ class GemvTile:
         return problem.masks(1, self.outputs, self.depth)
 
 
-def space() -> Iterator[GemvTile]:
-    """All tiles, wide steps first."""
-    for depth in (2048, 1024, 4096, 512, 256):
-        for warps in (4, 2, 8, 1):
+def space(device: Device) -> Iterator[GemvTile]:
+    """All tiles, wide steps first; kept rows as one, two or four blocks a multiprocessor."""
+    for depth in (2048, 1024, 4096, 512, 256, 8192, 16384):
+        for warps in (4, 2, 8, 1, 16):
             for outputs in (2, 4, 1, 8, 16):
-                yield GemvTile(outputs, depth, warps)
+                yield GemvTile(outputs, depth, warps, 0)
+                for each in (2, 1, 4):
+                    yield GemvTile(outputs, depth, warps, each * device.units)
 
 
 @lru_cache(maxsize=4096)
@@ -81,4 +97,4 @@ def gemv(problem: Product, device: Device) -> Best[Product] | Refusal:
     """The best tile for a problem; refused for more than one row."""
     if problem.rows > 1:
         return Refusal(f"{problem.rows} rows, which tensor cores multiply at the cost of one")
-    return best(space(), problem, device)
+    return best(space(device), problem, device)

@@ -17,10 +17,9 @@ from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import triton_name, triton_type
 from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, header, kernel_arguments
-from kernelgen.codegen.triton.order import in_order
+from kernelgen.codegen.triton.order import in_order, late
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.core.dtypes import FLOAT32
-from kernelgen.ir.graph import Role
 from kernelgen.ir.types import Sizes
 from kernelgen.ops import Attention
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
@@ -31,8 +30,6 @@ _LEAST_SIDE = 16  # rows of a tensor core product
 _MERGED_AT_ONCE = 8192  # elements of partial results that a block holds
 _PRECISE = ', input_precision="ieee"'
 """float32 caches are multiplied as float32, not rounded to tf32 on their way to tensor cores"""
-_LATE = (Role.STREAM, Role.TEMP)
-"""what earlier kernels of the step may write"""
 _POSITION = {"positions": "position"}
 _FIELDS = ("counts", "row_slot", "row_query_start", "row_seq_len")
 
@@ -156,8 +153,7 @@ def decode_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> dict
     if roles.insert:
         program = replace(program, frame=_frame(newest, inside, "kv_head"), names={})
         context["k"], context["v"] = (program.value(name) for name in roles.insert.inputs[1:3])
-    late = {triton_name(region.base(n)) for n in region.inputs if region.value(n).role in _LATE}
-    context |= vars(in_order(program.lines, late))
+    context |= vars(in_order(program.lines, late(region)))
     return context
 
 

@@ -7,10 +7,14 @@ from typing import Any
 
 from kernelgen.codegen.cuda.launches import GpuKernel
 from kernelgen.codegen.families.roles import HeadRoles
+from kernelgen.codegen.families.triton_gemm import GemmTile
+from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.families.triton_head import CORES, head_tile
+from kernelgen.codegen.families.triton_skinny import SkinnyTile
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.triton.expressions import rounded, stored, triton_name
 from kernelgen.codegen.triton.frame import Mask
+from kernelgen.codegen.triton.gemv import gemv_context
 from kernelgen.codegen.triton.kernels import (
     Choice,
     StepLayout,
@@ -74,7 +78,7 @@ def head_kernel(
         parameters=[{"name": g.argument.name, "note": g.note} for g in kernel_arguments(kernel)],
         vocabulary=vocabulary,
         **candidate_constants(vocabulary, tile.choose, maxima, layout.args),
-        **_product(region, roles, _CORES[core], layout),
+        **_product(region, roles, _CORES[core], layout, tile.inner),
     )
     first = plain.passes[0]
     unit = replace(first.unit, text=text)
@@ -84,10 +88,19 @@ def head_kernel(
 
 
 def _product(
-    region: Region, roles: HeadRoles, core: _Candidates, layout: StepLayout
+    region: Region,
+    roles: HeadRoles,
+    core: _Candidates,
+    layout: StepLayout,
+    tile: GemvTile | SkinnyTile | GemmTile,
 ) -> dict[str, Any]:
     """What the product's template needs; columns go through `keep` and are stored where needed."""
-    context = product_context(region, roles.linear, core.how, layout.args)
+    how, linear = core.how, roles.linear
+    context = (
+        gemv_context(region, linear, layout.args, tile)
+        if isinstance(tile, GemvTile)
+        else product_context(region, linear, how, layout.args)
+    )
     ((group,),) = (section["groups"] for section in context["sections"])
     group["lines"] = _finish(region, roles, core)
     return context

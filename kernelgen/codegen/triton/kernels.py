@@ -29,7 +29,8 @@ from kernelgen.codegen.families.triton_sliced import SlicedTile
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import element_type, triton_name
-from kernelgen.codegen.triton.product import GEMM, GEMV, SKINNY, product_context
+from kernelgen.codegen.triton.gemv import gemv_context
+from kernelgen.codegen.triton.product import GEMM, SKINNY, product_context
 from kernelgen.codegen.triton.rows import POSITIONS, rows_context
 from kernelgen.ir.graph import Role
 from kernelgen.ir.op import Trait
@@ -84,7 +85,7 @@ def triton_kernel(
         name=kernel.name,
         header=header(kernel, why),
         parameters=[{"name": g.argument.name, "note": g.note} for g in given],
-        **_CONTEXTS[family](region, match.roles, layout),
+        **_CONTEXTS[family](region, match.roles, layout, choice),
     )
     tile = _TILES[family](region, match.roles, choice)
     unit = TritonUnit(
@@ -146,7 +147,8 @@ def _tiles(region: Region, roles: LinearRoles, outputs: int) -> int:
 
 def _gemv(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     tile = GemvTile(**choice)
-    grid = (_tiles(region, roles, tile.outputs), 1, 1)
+    tiles = _tiles(region, roles, tile.outputs)
+    grid = (min(tiles, tile.blocks or tiles), 1, 1)
     constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
 
@@ -205,12 +207,14 @@ _TILES: Mapping[str, Callable[[Region, Roles, Choice], _Tile]] = {
     "gemm": _gemm,
     "rows": _rows,
 }
-_CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout], dict[str, Any]]] = {
-    "gemv": lambda region, roles, layout: product_context(region, roles, GEMV, layout.args),
-    "sliced": lambda region, roles, layout: product_context(region, roles, SKINNY, layout.args),
-    "skinny": lambda region, roles, layout: product_context(region, roles, SKINNY, layout.args),
-    "gemm": lambda region, roles, layout: product_context(region, roles, GEMM, layout.args),
-    "rows": lambda region, roles, layout: rows_context(region, layout.cache, layout.args),
+_CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, Any]]] = {
+    "gemv": lambda region, roles, layout, choice: gemv_context(
+        region, roles, layout.args, GemvTile(**choice)
+    ),
+    "sliced": lambda region, roles, layout, _: product_context(region, roles, SKINNY, layout.args),
+    "skinny": lambda region, roles, layout, _: product_context(region, roles, SKINNY, layout.args),
+    "gemm": lambda region, roles, layout, _: product_context(region, roles, GEMM, layout.args),
+    "rows": lambda region, roles, layout, _: rows_context(region, layout.cache, layout.args),
 }
 
 

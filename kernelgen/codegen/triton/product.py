@@ -108,6 +108,7 @@ def sections(
     for section in found:
         mine = [group["number"] for group in section["groups"]]
         section["when"] = _between(mine[0], mine[-1], 0, last)
+        section["end"] = f"END_{mine[-1]}"
         for group in section["groups"]:
             group["when"] = _between(group["number"], group["number"], mine[0], mine[-1])
     return found

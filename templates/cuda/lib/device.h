@@ -140,10 +140,10 @@ inline int load_locked(const Code& code, int number) {
                       driver().version / 1000, driver().version % 1000 / 10, code.assembler, code.sm, text, needed);
   }
   KG_DRIVER(cuModuleGetFunction(&function, module, image.symbol));
-  if (image.shared_bytes > PLAIN_SHARED_BYTES) {
-    KG_DRIVER(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, (int)image.shared_bytes));
-    KG_DRIVER(cuFuncSetAttribute(function, PREFERRED_SHARED_CARVEOUT, 100));
-  }
+  if (image.shared_bytes > PLAIN_SHARED_BYTES) KG_DRIVER(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, (int)image.shared_bytes));
+  // One carve-out for all kernels: a multiprocessor changes it only when it is empty, and until then blocks of the next
+  // kernel could not start beside those of the one before.
+  KG_DRIVER(cuFuncSetAttribute(function, PREFERRED_SHARED_CARVEOUT, 100));
   gpu().functions[number].store(function, std::memory_order_release);
   return 0;
 }
