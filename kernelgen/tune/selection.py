@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from kernelgen.tune.bundle import Pruned
 from kernelgen.tune.spaces import Point, Space
 
-EFFORTS: Mapping[str, int] = {"quick": 6, "normal": 12, "full": 1 << 20}
-"""tiles of a group that are measured"""
+EFFORTS: Mapping[str, int] = {"kept": 1, "quick": 6, "normal": 12, "full": 1 << 20}
+"""tiles of a group that are measured; the one that builds use where it is but one"""
 _SLOWEST = 1.6
 """times the fastest modelled tile: what is predicted to be slower is not measured unless all is"""
 _KNOWN = 0.98
@@ -56,7 +56,8 @@ def select(
         if len(found) < count:
             found.setdefault(point.text, Selected(point, why))
 
-    for choice, why in ((space.best, "model's best"), (before, "in use")):
+    wanted = ((space.best, "model's best"), (before, "in use"))
+    for choice, why in wanted[::-1] if count == 1 else wanted:
         for point in space.points:
             if point.choice == choice:
                 add(point, why)

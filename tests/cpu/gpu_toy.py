@@ -45,7 +45,8 @@ PRICE = Price(bytes=0, flops=0, us=1.0, choice={"outputs": 4}, verdict="modelled
 
 def _kernel(name: str, *signature: str) -> Kernel:
     region = SimpleNamespace(inputs=(), outputs=())  # nothing that is counted in logit rows
-    return Kernel(name, cast(Any, SimpleNamespace(region=region)), signature)
+    family = SimpleNamespace(name=name)
+    return Kernel(name, cast(Any, SimpleNamespace(region=region, family=family)), signature)
 
 
 GEMV = _kernel("gemv", "x", "w", "y")

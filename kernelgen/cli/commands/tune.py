@@ -51,9 +51,12 @@ def tune(
     families: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Only these kernel families. [all]")
     ] = None,
-    effort: Annotated[str, typer.Option(help="quick, normal or full: tiles of a kernel.")] = (
-        "normal"
-    ),
+    effort: Annotated[
+        str,
+        typer.Option(
+            help="quick, normal or full: tiles of a kernel. kept: the one that tables choose."
+        ),
+    ] = ("normal"),
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; repeat to go on. [no limit]")
     ] = None,

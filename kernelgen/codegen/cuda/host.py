@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernelgen.codegen.cuda.carveout import carve_outs
 from kernelgen.codegen.cuda.image import KernelImage
 from kernelgen.codegen.cuda.launches import GpuKernel, GpuKernels, GpuPass, launch_key
 from kernelgen.codegen.cuda.refs import STEP_VALUES, References, parameter_places
@@ -80,6 +81,7 @@ def cuda_step(program: StepProgram, images: Mapping[str, KernelImage]) -> dict[s
     units = program.units()
     tables = _Tables(program, units)
     plans = [tables.plan(plan) for plan in program.plans]
+    carved = carve_outs(program.plans, program.kernels, images)
     text = render(
         "host/cuda_step.cpp.j2",
         model=program.plans[0].graph.name,
@@ -87,7 +89,9 @@ def cuda_step(program: StepProgram, images: Mapping[str, KernelImage]) -> dict[s
         folder=program.folder,
         triton=images[units[0].name].triton,
         assembler=images[units[0].name].assembler,
-        kernels=[_kernel(u, images[u.name], tables.places.get(u.name, ())) for u in units],
+        kernels=[
+            _kernel(u, images[u.name], tables.places.get(u.name, ()), carved[u.name]) for u in units
+        ],
         planned=[{"name": n, "operands": count} for n, count in tables.planned.items()],
         weights=[_weight(w) for w in program.weights],
         layers=[program.cache.places[i].offset_bytes for i in tables.refs.layers] or [0],
@@ -173,7 +177,9 @@ class _Tables:
             }
 
 
-def _kernel(unit: TritonUnit, image: KernelImage, places: tuple[int, ...]) -> dict[str, Any]:
+def _kernel(
+    unit: TritonUnit, image: KernelImage, places: tuple[int, ...], carve_out: int
+) -> dict[str, Any]:
     types = tuple(a.type for a in unit.signature)
     if image.arguments != types:
         raise ValueError(f"{unit.name}: compiled with {image.arguments}, launched with {types}")
@@ -183,6 +189,7 @@ def _kernel(unit: TritonUnit, image: KernelImage, places: tuple[int, ...]) -> di
         "symbol": image.symbol,
         "threads": image.threads,
         "shared_bytes": image.shared_bytes,
+        "carve_out": carve_out,
         "pdl": _cpp(image.pdl),
         "cooperative": _cpp(image.cooperative),
         "registers": image.registers,

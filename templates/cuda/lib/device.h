@@ -16,6 +16,7 @@ struct Image {
   const char* symbol;
   const unsigned char* code;
   unsigned threads, shared_bytes;
+  int carve_out;  // percent of the most shared memory there can be, −1: no preference
   bool pdl, cooperative;
 };
 struct Code {
@@ -141,9 +142,7 @@ inline int load_locked(const Code& code, int number) {
   }
   KG_DRIVER(cuModuleGetFunction(&function, module, image.symbol));
   if (image.shared_bytes > PLAIN_SHARED_BYTES) KG_DRIVER(cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, (int)image.shared_bytes));
-  // One carve-out for all kernels: a multiprocessor changes it only when it is empty, and until then blocks of the next
-  // kernel could not start beside those of the one before.
-  KG_DRIVER(cuFuncSetAttribute(function, PREFERRED_SHARED_CARVEOUT, 100));
+  if (image.carve_out >= 0) KG_DRIVER(cuFuncSetAttribute(function, PREFERRED_SHARED_CARVEOUT, image.carve_out));
   gpu().functions[number].store(function, std::memory_order_release);
   return 0;
 }
