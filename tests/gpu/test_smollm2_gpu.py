@@ -88,7 +88,7 @@ def test_greedy_answers_are_those_of_the_cpu(build: Path, checkpoint: Path) -> N
     certain = margin(wanted) > 2 * np.abs(wanted - found).max(-1)
     print(f"{certain.mean():.1%} certain, {same.mean():.1%} equal, {here == there=}")
     assert same[certain].all() and certain.mean() > 0.5
-    if gpu.manifest.activation_dtype == "float32":
+    if gpu.manifest.model.activation_dtype == "float32":
         assert here == there == alone
     for mine in (here, alone):  # an answer may turn only where the CPU was not certain
         for row, other, sure in zip(mine, there, certain, strict=True):
@@ -104,4 +104,4 @@ def test_recorded_logits(build: Path, checkpoint: Path) -> None:
     prefill, _ = gpu.logits(case.prompt_ids.tolist())
     error = float(np.abs(prefill - case.prefill_logits).max())
     print(f"largest error {error:.3g} of {np.abs(case.prefill_logits).max():.3g}")
-    assert error <= BOUND[gpu.manifest.activation_dtype]
+    assert error <= BOUND[gpu.manifest.model.activation_dtype]
