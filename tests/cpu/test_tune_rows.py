@@ -196,6 +196,6 @@ def test_flagged_groups_and_broken_rows_are_not_brought() -> None:
     from kernelgen.core.jsonio import to_json
 
     line = {"kind": "group", "group": "g", "row": to_json(row), "flag": ""}
-    assert rows_in([line]) == (row,)
-    assert rows_in([line | {"flag": "disturbed"}, line | {"row": None}]) == ()
+    assert rows_in([line]) == ((row,), ())
+    assert rows_in([line | {"flag": "disturbed"}, line | {"row": None}]) == ((), ())
     assert row.clocks == Clocks(1980, 1980, 3201, 3201)
