@@ -88,6 +88,7 @@ def wish_for(
     sizes: str | None = None,
     wanted: str | None = None,
     effort: str = "normal",
+    missing: bool = False,
     dtype: str = "bfloat16",
     tables: Path | None = None,
 ) -> Wish:
@@ -108,6 +109,7 @@ def wish_for(
         largest_mixed=max(MIXED_SIZES),
         effort=effort,
         families=_families(wanted),
+        missing=missing,
     )
 
 
@@ -124,6 +126,7 @@ def planned(wish: Wish) -> Emitter:
     if not emitter.planned:
         sizes = ", ".join(map(str, wish.buckets))
         named = ", ".join(sorted(wish.families)) or "any family"
+        named += " without a row" if wish.missing else ""
         raise UsageError(
             f"{wish.graph.name} has no kernel of {named} at {sizes}",
             hint="choose other --sizes or --families",

@@ -19,7 +19,7 @@ class Mode(StrEnum):
     REPORT = "--report"
 
 
-_WISH = frozenset({"model", "target", "sizes", "families", "effort", "dtype", "tables"})
+_WISH = frozenset({"model", "target", "sizes", "families", "missing", "effort", "dtype", "tables"})
 _USED: dict[Mode, frozenset[str]] = {
     Mode.TUNE: _WISH | {"minutes", "journal", "provenance", "ray", "html", "jobs", "json"},
     Mode.EMIT: _WISH | {"emit", "jobs", "json"},

@@ -210,13 +210,15 @@ def test_an_illegal_neighbour_is_told_where_it_would_be_interpolated_from(tmp_pa
     assert "warps cannot be 0" in problem and "at decode:24" in problem
 
 
-def test_a_tile_of_other_fields_is_told(tmp_path: Path) -> None:
+def test_a_tile_of_other_fields_is_stale(tmp_path: Path) -> None:
+    """It was measured with another version of the kernel, which had other parameters."""
     plan = modelled(EIGHT_B, "decode", 32)
     row = measured(down(plan), plan, H200)
     tables = write(tmp_path, [replace(row, choice={"tile_k": 64})])
-    assert down(planner(plan.graph, H200, tables).plan("decode", 32)).price.verdict == "modelled"
-    (problem,) = tables.problems
-    assert "a tile has rows, outputs, depth" in problem and "not tile_k" in problem
+    assert down(planner(plan.graph, H200, tables).plan("decode", 32)).price.verdict == "stale"
+    assert not tables.problems
+    (warning,) = tables.warnings()
+    assert "rows of sm_90:h200 are stale" in warning and "skinny 1" in warning
 
 
 def test_code_that_has_changed_makes_a_row_stale(

@@ -53,6 +53,9 @@ def tune(
     families: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Only these kernel families. [all]")
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Only kernels and sizes without a row that counts.")
+    ] = False,
     effort: Annotated[str, typer.Option(help="quick, normal or full: tiles of a kernel.")] = (
         "normal"
     ),
@@ -108,8 +111,8 @@ def tune(
 
     source = resolve(model)
     wish = tuning.wish_for(
-        source, target, sizes=sizes, wanted=families, effort=effort, dtype=dtype.value,
-        tables=tables,
+        source, target, sizes=sizes, wanted=families, effort=effort, missing=missing,
+        dtype=dtype.value, tables=tables,
     )  # fmt: skip
     if emit is not None:
         made = _emit(wish, emit, jobs, json)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from kernelgen.codegen.families.triton_choice import Best
+from kernelgen.codegen.families.triton_choice import Best, OtherFields
 from kernelgen.codegen.families.triton_time import boundary
 from kernelgen.core.errors import KernelgenError
 from kernelgen.hw import parse_target
@@ -187,6 +187,8 @@ class TritonFamily:
 
     def _judge(self, match: Match, sizes: Sizes, device: Device, row: Row) -> Doubt:
         illegal = self._illegal(match, sizes, device, row)
+        if isinstance(illegal, OtherFields):
+            return Doubt(stale=True)
         own = plan_sizes(match.phase, row.key.bucket.size)
         own = own if sizes.row_capacity else own.capacity
         broken = illegal and self._illegal(match, own, device, row)
