@@ -9,8 +9,10 @@ from typing import Any
 from kernelgen.bench.built import PAGE_TOKENS, read_built
 from kernelgen.bench.case import check_cases
 from kernelgen.bench.machine import Clocks, Nvml, machine
-from kernelgen.bench.options import Options
+from kernelgen.bench.options import CUBLAS, SDPA, Options
+from kernelgen.bench.peers import ADAPTERS
 from kernelgen.bench.report import Setup
+from kernelgen.core.errors import UsageError
 from kernelgen.hw import device_of_driver_name
 
 BANDWIDTH_SECONDS = 0.4
@@ -35,6 +37,7 @@ class Opened:
         self.built = read_built(options.build, self._manifest.target)
         check_cases(options.cases, self.built.decode_sizes, self._manifest.max_sequence_tokens)
         self.gpu: Any = self._choice.gpu
+        _refuse_idle(options, self.gpu is not None)
         self._nvml = Nvml(_uuid(self.gpu.index)) if self.gpu else None
         self._machine = machine(
             self.gpu.name if self.gpu else "",
@@ -108,6 +111,19 @@ class Opened:
         groups = len(self._manifest.cache.groups)
         pages = groups * (1 + -(-length // PAGE_TOKENS)) + 1
         return int((1 + batch * pages) * self._manifest.cache.page_bytes)
+
+
+def _refuse_idle(options: Options, on_gpu: bool) -> None:
+    """`UsageError` for what was asked and would do nothing on this device."""
+    idle = [name for name in options.demanded if name in (CUBLAS, SDPA) and not on_gpu]
+    if idle:
+        raise UsageError(
+            f"{', '.join(idle)}: measured on a GPU only, and this build runs on the CPU",
+            where="--baseline",
+            allowed=f"none, {', '.join(ADAPTERS)}",
+        )
+    if options.threads is not None and on_gpu:
+        raise UsageError("is for the CPU, and this build runs on a GPU", where="--threads")
 
 
 def _uuid(index: int) -> str:

@@ -21,7 +21,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True)
 class Options:
     """What is asked. `config` is the model's config.json for engines that build it themselves;
-    `command` what repeats the run, without the batches.
+    `command` what repeats the run, without the batches. `demanded`: baselines that must not be left
+    out in silence, where a device has none of them.
     """
 
     build: Path
@@ -32,6 +33,7 @@ class Options:
     threads: int | None = None
     rounds: int = 5
     baselines: tuple[str, ...] = ()
+    demanded: tuple[str, ...] = ()
     kernels: bool = True
     start: bool = False
     config: Mapping[str, Any] | None = None

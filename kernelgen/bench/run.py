@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,9 @@ START_LENGTH = 64
 Launches = tuple[MeasuredLaunch, ...]
 
 
-def run(options: Options, say: Say) -> Report:
-    """Everything that `options` ask for; `say` gets a line before each part.
+def run(options: Options, say: Say, keep: Callable[[Report], None] = lambda report: None) -> Report:
+    """Everything that `options` ask for; `say` gets a line before each part, `keep` all that there
+    is after each part: whatever ends the run early leaves that behind.
 
     The model is gone before baselines need memory. Raises `UsageError` for cases that the build
     cannot run, and the runtime's own errors: no GPU, the wrong one, too little memory.
@@ -37,23 +38,47 @@ def run(options: Options, say: Say) -> Report:
     llm, ready = opened.ready(options.batch, options.length)
     say("read ceiling")
     setup = opened.setup(llm, ready)
-    found = []
+    cases: list[CaseReport] = []
+    seen: list[Launches] = []
     for case in options.cases:
         say(f"{case.words}: steps")
-        found.append(_case(llm, opened, options, case, setup.ceiling_gb_s))
+        report, launches = _case(llm, opened, options, case, setup.ceiling_gb_s)
+        cases.append(report)
+        seen.append(launches)
+        keep(Report(setup, tuple(cases)))
     del llm
     opened.free()
-    cases = [_with_products(opened, options, say, *item) for item in found]
+    for found in _baselines(opened, options, say, cases, seen):
+        cases = found
+        keep(Report(setup, tuple(cases)))
+    if not options.start:
+        return Report(setup, tuple(cases))
+    whole = Report(setup, tuple(cases), _start(opened, options, say))
+    keep(whole)
+    return whole
+
+
+def _baselines(
+    opened: Opened,
+    options: Options,
+    say: Say,
+    cases: Sequence[CaseReport],
+    seen: Sequence[Launches],
+) -> Iterator[list[CaseReport]]:
+    """The reports again and again, each time with one more baseline of one more case."""
+    now = list(cases)
+    for i, launches in enumerate(seen):
+        now[i] = _with_products(opened, options, say, now[i], launches)
+        yield now
     if opened.gpu and SDPA in options.baselines:
         say("torch attention")
-        cases = [
-            _with_attention(opened, report, launches)
-            for report, (_, launches) in zip(cases, found, strict=True)
-        ]
+        for i, launches in enumerate(seen):
+            now[i] = _with_attention(opened, now[i], launches)
+            yield now
     for name in (name for name in options.baselines if name in ADAPTERS):
         say(f"{name}: all cases")
-        cases = _with_engine(opened, options, name, cases)
-    return Report(setup, tuple(cases), _start(opened, options, say) if options.start else None)
+        now = _with_engine(opened, options, name, now)
+        yield now
 
 
 def _case(

@@ -9,11 +9,12 @@ from typing import Any
 
 from kernelgen.archs.registry import builtin_config, builtin_models
 from kernelgen.cli import console
+from kernelgen.cli.gpus import gpus_here, refuse_missing_gpu
 from kernelgen.cli.model import ModelSource, resolve
 from kernelgen.compile.store import default_root
-from kernelgen.core.errors import NoDeviceError, UnsupportedError, UsageError
+from kernelgen.core.errors import UsageError
 from kernelgen.core.jsonio import load_object
-from kernelgen.hw import device_of_driver_name, parse_target
+from kernelgen.hw import device_of_driver_name
 from kernelgen.pack.bundle import MANIFEST
 
 
@@ -25,8 +26,9 @@ class Subject:
     config: Mapping[str, Any] | None
 
 
-def subject(text: str, target: str | None, dtype: str) -> Subject:
-    """The build behind MODEL_OR_BUILD; a model is built first, beside the compiler's cache.
+def subject(text: str, target: str | None, dtype: str | None) -> Subject:
+    """The build behind MODEL_OR_BUILD; a model is built first, beside the compiler's cache, with
+    bfloat16 activations unless `dtype` says otherwise.
 
     `UsageError` for what is neither, `NoDeviceError` and `UnsupportedError` where `target` is for
     a GPU that is not here; those before anything is built.
@@ -35,16 +37,18 @@ def subject(text: str, target: str | None, dtype: str) -> Subject:
     if path.suffix == ".whl" or (path / MANIFEST).is_file():
         if target is not None:
             raise UsageError("is for models; a build has its targets", where="--target")
+        if dtype is not None:
+            raise UsageError("is for models; a build has its own", where="--dtype")
         return Subject(path, _known_config(path))
     source = resolve(text)
-    made = _built(source, target or _this_target(), dtype)
+    made = _built(source, target or _this_target(), dtype or "bfloat16")
     return Subject(made, source.config.data)
 
 
 def _built(source: ModelSource, target: str, dtype: str) -> Path:
     from kernelgen.cli.building import build_model
 
-    _refuse_missing_gpu(target)
+    refuse_missing_gpu(target, "`kernelgen bench MODEL --target cpu` measures the processor")
     out = default_root() / "bench" / target.replace(":", "-") / dtype
     with console.progress(f"building {source.name}") as progress:
         done = build_model(source, [target], out, dtype=dtype, progress=progress)
@@ -54,32 +58,11 @@ def _built(source: ModelSource, target: str, dtype: str) -> Path:
 
 def _this_target() -> str:
     """The target of this machine's first GPU, else the CPU."""
-    gpus = _gpus()
+    gpus = gpus_here()
     if not gpus:
         return "cpu"
     device = device_of_driver_name(gpus[0].name)
     return device.target if device else f"sm_{gpus[0].sm}"
-
-
-def _refuse_missing_gpu(target: str) -> None:
-    device = parse_target(target)
-    if device.is_cpu:
-        return
-    from kernelgen_runtime.device.choose import runs_on
-
-    gpus = _gpus()
-    if not gpus:
-        hint = "`kernelgen bench MODEL --target cpu` measures the processor"
-        raise NoDeviceError(f"needs {device.sm_name}, found no NVIDIA GPU", hint=hint)
-    if not any(runs_on(device.sm, gpu.sm) for gpu in gpus):
-        found = ", ".join(dict.fromkeys(f"sm_{gpu.sm} ({gpu.name})" for gpu in gpus))
-        raise UnsupportedError(f"needs {device.sm_name}, found {found}")
-
-
-def _gpus() -> tuple[Any, ...]:
-    from kernelgen_runtime.device.found import find_gpus
-
-    return find_gpus().gpus
 
 
 def _known_config(build: Path) -> Mapping[str, Any] | None:

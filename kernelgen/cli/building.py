@@ -32,7 +32,7 @@ from kernelgen.compile.store import Store
 from kernelgen.compile.toolchain import find_toolchain
 from kernelgen.compile.units import Blob
 from kernelgen.core.errors import UsageError
-from kernelgen.core.files import explain_os_errors, staged_folder, write_tree
+from kernelgen.core.files import explain_os_errors, refuse_unwritable, staged_folder, write_tree
 from kernelgen.core.resources import tables_dir
 from kernelgen.hw import Device, parse_target
 from kernelgen.pack.bundle import MANIFEST, pack, package_name
@@ -110,6 +110,7 @@ def build_model(
     folder = out / source.name
     package_name(source.name)
     _refuse_other_content(folder)
+    refuse_unwritable(out / f"{source.name}.whl")
     build = _Build(
         lowered(source, dtype),
         fusion,

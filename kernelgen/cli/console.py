@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _PIPE_WIDTH = 10_000
+MOST_LINES = 10
+"""of one kind that are spelled out; the others are counted"""
 
 
 class Step(Protocol):
@@ -35,6 +37,14 @@ class Step(Protocol):
 def say(text: str) -> None:
     """One line about the work, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def say_some(lines: Sequence[str], prefix: str = "") -> None:
+    """Lines of one kind on stderr: ten of them, then how many more there are."""
+    for line in lines[:MOST_LINES]:
+        say(f"{prefix}{line}")
+    if len(lines) > MOST_LINES:
+        say(f"{prefix}… and {len(lines) - MOST_LINES} more")
 
 
 def result(text: str) -> None:

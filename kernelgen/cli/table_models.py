@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from kernelgen.archs.registry import builtin_models
@@ -14,16 +15,18 @@ from kernelgen.hw import parse_target
 from kernelgen.ir.graph import Graph
 from kernelgen.report.tuning_text import row_name
 from kernelgen.tables import Row, Tables
-from kernelgen.tables.checking import device_folders
+from kernelgen.tables.checking import LAYOUT, device_folders
 from kernelgen.tables.difference import read_place
 from kernelgen.tables.fit import DeviceFit, fit
 from kernelgen.tables.fit_file import fit_path, tables_digest, write_fit
-from kernelgen.tables.lookup import STALE
+from kernelgen.tables.lookup import illegal_text
 
 
 def devices_with_rows(tables: Tables, target: str | None) -> tuple[tuple[str, str], ...]:
-    """(SM, device) of the tables, or of one target; `UsageError` where that has no rows."""
+    """(SM, device) of the tables, or of one target; `UsageError` where there are no rows."""
     found = device_folders(tables.folder)
+    if not any(_rows(tables, sm, name) for sm, name in found):
+        raise UsageError("holds no rows", where=str(tables.folder), allowed=LAYOUT)
     if target is None:
         return found
     device = parse_target(target)
@@ -67,18 +70,28 @@ def _graphs(models: Sequence[str], rows: Sequence[Row]) -> Iterator[Graph]:
         yield from (_graph(name) for name in models or builtin_models())
 
 
-def stale_rows(tables: Tables) -> Iterator[str]:
-    """One line for each row whose kernel, in a built-in model, has other code or other tiles."""
+@dataclass(frozen=True)
+class Judged:
+    """Rows that kernels of built-in models cannot take, one line each."""
+
+    stale: tuple[str, ...]
+    illegal: tuple[str, ...]
+
+
+def judged(tables: Tables) -> Judged:
+    """What today's kernels say of the rows: which are stale, and which hold a tile that is illegal
+    where they say that it was measured.
+    """
+    stale: dict[str, None] = {}
+    illegal: dict[str, None] = {}
     for sm, name in device_folders(tables.folder):
         device = parse_target(f"{sm}:{name}")
-        told: set[tuple[str, str, str]] = set()
         for graph in _graphs((), _rows(tables, sm, name)):
-            for row, why in judged_rows(graph, device, tables):
-                if why and (row.family, row.variant, row.bucket) not in told:
-                    told.add((row.family, row.variant, row.bucket))
-                    yield _told(row, why)
-
-
-def _told(row: Row, why: str) -> str:
-    reason = "its kernel has changed since" if why == STALE else f"its tile is illegal: {why}"
-    return f"{row_name(row)}, measured {row.date}: {reason}"
+            for row, doubt in judged_rows(graph, device, tables):
+                where = tables.where(row)
+                if doubt.broken:
+                    illegal[f"{where}: {illegal_text(row, doubt)}"] = None
+                elif doubt.stale:
+                    changed = f"measured {row.date}: its kernel's code has changed since"
+                    stale[f"{where}: {row_name(row)}, {changed}"] = None
+    return Judged(tuple(stale), tuple(illegal))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,17 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernelgen.cli.gpus import refuse_missing_gpu
 from kernelgen.cli.model import ModelSource
 from kernelgen.cli.pipeline import DECODE_SIZES, MIXED_SIZES, lowered
+from kernelgen.cli.tuned import open_tables
 from kernelgen.compile.cpp import BuildStep
 from kernelgen.compile.jobs import default_jobs
 from kernelgen.compile.store import Store
-from kernelgen.core.errors import UnsupportedError, UsageError, quote
-from kernelgen.core.resources import tables_dir
+from kernelgen.core.errors import CheckFailed, UnsupportedError, UsageError, quote
+from kernelgen.core.files import refuse_unwritable
 from kernelgen.hw import parse_target
-from kernelgen.tables import Bucket, Row, Tables
+from kernelgen.tables import Bucket, Row
+from kernelgen.tables.checking import PROVENANCE, described
+from kernelgen.tables.fit_file import fit_path, read_fit, tables_digest
 from kernelgen.tune.ahead import Ahead
-from kernelgen.tune.bundle_file import BundleFile, refuse_other_content, write_bundle
+from kernelgen.tune.bundle_file import CONTENT, BundleFile, refuse_other_content, write_bundle
 from kernelgen.tune.crew import Crew
 from kernelgen.tune.emit import Emitter, Wish
 from kernelgen.tune.journal import Journal, open_journal, read_journal
@@ -55,12 +60,24 @@ class Measuring:
 
 
 def buckets(text: str | None) -> tuple[Bucket, ...]:
-    """`decode:1,mixed:512`, `decode` or `mixed` for all sizes of a phase, nothing for all sizes."""
+    """`decode:1,mixed:512`, `decode` or `mixed` for all sizes of a phase, None for all sizes.
+
+    `UsageError` for sizes that no build has a plan for: nothing would ever look their rows up.
+    """
     whole = {"decode": DECODE_SIZES, "mixed": MIXED_SIZES}
+    every = [Bucket(phase, size) for phase, sizes in whole.items() for size in sizes]
     found: list[Bucket] = []
-    for part in (text or "decode,mixed").split(","):
+    for part in ("decode,mixed" if text is None else text).split(","):
         word = part.strip()
-        found += [Bucket(word, n) for n in whole[word]] if word in whole else [Bucket.parse(word)]
+        named = [b for b in every if b.phase == word] or [b for b in every if str(b) == word]
+        if not named:
+            sizes = "; ".join(f"{p}:{', '.join(map(str, n))}" for p, n in whole.items())
+            raise UsageError(
+                f"{quote(word)} is no size that builds have a plan for",
+                where="--sizes",
+                allowed=f"decode, mixed, {sizes}",
+            )
+        found += named
     return tuple(dict.fromkeys(found))
 
 
@@ -71,6 +88,7 @@ def wish_for(
     sizes: str | None = None,
     wanted: str | None = None,
     effort: str = "normal",
+    missing: bool = False,
     dtype: str = "bfloat16",
     tables: Path | None = None,
 ) -> Wish:
@@ -86,19 +104,34 @@ def wish_for(
         vocabulary=model.spec.vocab,
         max_positions=model.spec.max_positions,
         device=device,
-        tables=Tables(tables or tables_dir()),
+        tables=open_tables(tables),
         buckets=buckets(sizes),
         largest_mixed=max(MIXED_SIZES),
         effort=effort,
         families=_families(wanted),
+        missing=missing,
     )
 
 
 def _families(text: str | None) -> frozenset[str]:
-    wanted = frozenset(part.strip() for part in text.split(",")) if text else frozenset()
-    for name in wanted - set(families()):
-        raise UsageError(f"family {quote(name)}", allowed=", ".join(families()))
+    wanted = frozenset() if text is None else frozenset(p.strip() for p in text.split(","))
+    for name in sorted(wanted - set(families())):
+        raise UsageError(f"family {quote(name)}", where="--families", allowed=", ".join(families()))
     return wanted
+
+
+def planned(wish: Wish) -> Emitter:
+    """Every kernel of a wish that is worth measuring; `UsageError` where there is none."""
+    emitter = Emitter.of(wish)
+    if not emitter.planned:
+        sizes = ", ".join(map(str, wish.buckets))
+        named = ", ".join(sorted(wish.families)) or "any family"
+        named += " without a row" if wish.missing else ""
+        raise UsageError(
+            f"{wish.graph.name} has no kernel of {named} at {sizes}",
+            hint="choose other --sizes or --families",
+        )
+    return emitter
 
 
 def emit_bundle(
@@ -111,10 +144,14 @@ def emit_bundle(
     """Compiles all candidates of a model into one bundle; needs Triton and no GPU."""
     began = time.monotonic()
     refuse_other_content(path)
-    emitter = Emitter.of(wish)
+    refuse_unwritable(path / CONTENT if path.is_dir() else path)
+    emitter = planned(wish)
     made = emitter.emitted(emitter.planned, Store(), jobs=jobs, progress=progress)
-    size = write_bundle(path, made.bundle, made.codes)
     groups = made.bundle.groups
+    if not groups:
+        why = next(iter(made.bundle.failed.values()), "no tile is legal")
+        raise CheckFailed(f"no candidate of {wish.graph.name} can be measured: {why}")
+    size = write_bundle(path, made.bundle, made.codes)
     return Emission(
         bundle=str(path),
         bytes=size,
@@ -134,6 +171,9 @@ def measure_bundle(
 ) -> Outcome:
     """Measures what the journal does not hold yet; needs the GPU and no compiler."""
     file = BundleFile(path)
+    if not file.bundle.groups:
+        raise UsageError("holds no kernel to measure", where=str(path), hint="emit again")
+    _refuse_no_gpu(file.bundle.device.target, how)
     part = Part(path, file.bundle)
     with _journal(journal, file.bundle.wish, file.bundle.generator) as book:
         if how.ray is not None:
@@ -156,8 +196,10 @@ def measure_ahead(
     tell: Callable[[Progress], None] = lambda progress: None,
 ) -> Outcome:
     """Compiles and measures at once on a machine that has both Triton and the GPU."""
-    emitter = Emitter.of(wish)
     from kernelgen import __version__
+
+    _refuse_no_gpu(wish.device.target, how)
+    emitter = planned(wish)
 
     with (
         _journal(journal, emitter.digest, f"kernelgen {__version__}") as book,
@@ -170,6 +212,12 @@ def measure_ahead(
         with Ahead(emitter, Store(), Path(folder), spare, done, progress) as ahead:
             sweep.total = len(emitter.planned)
             return sweep.run(ahead, resumed=len(done))
+
+
+def _refuse_no_gpu(target: str, how: Measuring) -> None:
+    """Said before anything is compiled or written; a cluster's nodes have their own GPUs."""
+    if how.kind == "cuda" and how.ray is None:
+        refuse_missing_gpu(target, "`kernelgen tune MODEL --emit BUNDLE` needs none")
 
 
 @contextmanager
@@ -197,12 +245,27 @@ def merge_journals(
     problems: list[str] = []
     for path in paths:
         lines, broken = read_journal(path)
-        problems += broken
-        if not any(line["kind"] == "begin" for line in lines):
-            raise UsageError("is no journal of a sweep", where=str(path))
-        rows += rows_in(lines, provenance)
-    done = bring(rows, tables or tables_dir())
-    return replace(done, problems=tuple(problems))
+        found, wrong = rows_in(lines, provenance)
+        rows += found
+        problems += [*broken, *(f"{path}: {problem}" for problem in wrong)]
+    folder = open_tables(tables).folder
+    done = bring(rows, folder)
+    return replace(done, problems=tuple(problems), notes=tuple(_after(folder, rows, done)))
+
+
+def _after(folder: Path, rows: Sequence[Row], done: Brought) -> Iterator[str]:
+    """What is left to do by hand once rows have changed."""
+    if not done.files:
+        return
+    for name in sorted({row.provenance for row in rows} - described(folder)):
+        yield f"{folder / PROVENANCE} has no section ## {name} yet: say there how it was measured"
+    for sm, device in sorted({(row.sm, row.device) for row in rows}):
+        fit, _ = read_fit(fit_path(folder, sm, device))
+        if fit is None or fit.tables != tables_digest(folder, sm, device):
+            yield (
+                f"the cost model of {sm}:{device} does not know the new rows:"
+                f" kernelgen tables fit --target {sm}:{device} --tables {shlex.quote(str(folder))}"
+            )
 
 
 def default_journal(bundle: Path) -> Path:

@@ -9,6 +9,7 @@ from pathlib import Path
 from kernelgen.cli import console
 from kernelgen.core.errors import CheckFailed, ProblemList, UsageError
 from kernelgen.core.resources import tables_dir
+from kernelgen.hw import parse_target
 from kernelgen.planner.plan import Plan
 from kernelgen.tables import Tables, Verdict
 
@@ -21,9 +22,18 @@ def open_tables(folder: Path | None) -> Tables:
 
 
 def warn(tables: Tables) -> None:
-    """What of the tables could not be used, on stderr, one line each."""
-    for problem in tables.problems:
-        console.say(f"warning: {problem}")
+    """What of the tables could not be used, on stderr: a few lines, and how many more."""
+    console.say_some(tuple(tables.warnings()), "warning: ")
+
+
+def refuse_idle_demand(targets: Sequence[str], require_tuned: bool) -> None:
+    """`UsageError` for `--require-tuned` where no target has a kernel that could be tuned."""
+    if require_tuned and all(parse_target(target).is_cpu for target in targets):
+        raise UsageError(
+            "kernels of the CPU have no tiles to tune",
+            where="--require-tuned",
+            hint="give a --target sm_NN, or leave it out",
+        )
 
 
 @contextmanager

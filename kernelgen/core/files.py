@@ -54,6 +54,22 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o644) -> Path:
     return path
 
 
+def refuse_unwritable(path: Path) -> None:
+    """`UsageError` where a file could not be written at `path` later on, told before the work whose
+    result it is for; leaves nothing behind.
+    """
+    with explain_os_errors(path):
+        if path.is_dir():
+            raise UsageError("is a folder", where=str(path), allowed="a file")
+        above = path.absolute().parent
+        while not above.exists():
+            above = above.parent
+        # Rights, mounts and quotas all have a say: only a file that was made proves that one can.
+        handle, probe = tempfile.mkstemp(prefix=".kernelgen.", dir=above)
+        os.close(handle)
+        os.unlink(probe)
+
+
 def write_tree(folder: Path, files: Mapping[str, bytes | str]) -> None:
     """Writes relative path → content below `folder`, plainly: for folders not yet published."""
     with explain_os_errors(folder):

@@ -52,6 +52,8 @@ class FamilySweep:
     after: float | None
     gain: float | None
     """time with today's tiles over time with the winners"""
+    modelled: float | None
+    """time with the tile that the cost model takes over time with the winner, each kernel alike"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class SweepView:
     families: tuple[FamilySweep, ...]
     pruned: tuple[PrunedTiles, ...]
     faults: tuple[Fault, ...]
+    modelled: float | None
+    """as `FamilySweep.modelled`, of all kernels"""
 
 
 def read_sweep(lines: Iterable[Mapping[str, Any]]) -> SweepView:
@@ -117,7 +121,14 @@ def read_sweep(lines: Iterable[Mapping[str, Any]]) -> SweepView:
             Fault(names[group].kernel, names[group].bucket, candidate, problem)
             for (group, candidate), problem in bad.items()
         ),
+        modelled=_modelled(kernels),
     )
+
+
+def _modelled(kernels: Iterable[KernelSweep]) -> float | None:
+    """How much slower the cost model's own choices are, on average: 1.1 is 10%."""
+    found = [k.modelled_us / k.us for k in kernels if k.us and k.modelled_us and not k.flag]
+    return sum(found) / len(found) if found else None
 
 
 def _kernel(line: Mapping[str, Any], bad: int) -> KernelSweep:
@@ -169,6 +180,7 @@ def _family(family: str, bucket: str, kernels: Sequence[KernelSweep]) -> FamilyS
         before=ceiling / before if before else None,
         after=ceiling / after if after else None,
         gain=before / after if after else None,
+        modelled=_modelled(kernels),
     )
 
 

@@ -13,7 +13,7 @@ from kernelgen.report.tables import table
 
 _HEAD = (
     "family", "size", "kernels", "tiles", "measured", "bad", "disturbed", "ceiling before",
-    "after", "faster",
+    "after", "faster", "model's choice",
 )  # fmt: skip
 _PRUNED_HEAD = ("family", "tiles", "not measured because", "for example")
 _FAULTS = 20
@@ -23,6 +23,8 @@ def sweep_parts(view: SweepView) -> Iterator[Table | str]:
     """Families at each size, what was pruned and why, and what was bad."""
     rows = [_family(one) for one in view.families]
     yield table(f"{view.title}, {view.date[:10]}", _HEAD, rows, right=_HEAD[2:])
+    if view.modelled is not None:
+        yield f"the cost model's own choices take {view.modelled - 1:.1%} longer than the fastest"
     yield table("", _PRUNED_HEAD, [_pruned(one) for one in view.pruned], right=("tiles",))
     lines = [f"bad: {f.kernel} {f.bucket} {f.candidate}: {f.problem}" for f in view.faults]
     if len(lines) > _FAULTS:
@@ -44,6 +46,7 @@ def _family(one: FamilySweep) -> Sequence[str]:
         _share(one.before),
         _share(one.after),
         "–" if one.gain is None else f"{one.gain:.2f} ×",
+        "–" if one.modelled is None else f"{one.modelled - 1:+.0%}",
     )
 
 

@@ -12,10 +12,12 @@ from kernelgen.report.tables import table
 from kernelgen.tables import Row, Verdict
 from kernelgen.tables.difference import Difference
 from kernelgen.tables.fit import Correction, DeviceFit
+from kernelgen.tables.left_out import LeftOut
 
 _MEASURED = ("time", "spread", "ceiling", "error")
 _ROW_HEAD = ("family", "bucket", *_MEASURED, "MHz", "date", "tile", "variant")
 _FIT_HEAD = ("family", "rows", "model: median", "p90", "fitted: median", "p90", "scales", "added")
+_LEFT_OUT_HEAD = ("family", "rows", "mean", "worst", "at")
 _VARIANT = 60
 
 
@@ -29,7 +31,6 @@ def _row(row: Row) -> tuple[str, ...]:
     if row.us_p10 is not None and row.us_p90 is not None:
         spread = percent_text((row.us_p90 - row.us_p10) / row.us)
     clocks = f"{row.clocks.sm_min}–{row.clocks.sm_max}" if row.clocks else "–"
-    short = row.variant if len(row.variant) <= _VARIANT else f"{row.variant[: _VARIANT - 1]}…"
     return (
         row.family,
         row.bucket,
@@ -40,8 +41,12 @@ def _row(row: Row) -> tuple[str, ...]:
         clocks,
         row.date[:10],
         tile_text(row),
-        short,
+        _cut(row.variant),
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _VARIANT else f"{text[: _VARIANT - 1]}…"
 
 
 def _share(value: float | None) -> str:
@@ -66,6 +71,15 @@ def _fit_row(name: str, one: Correction) -> tuple[str, ...]:
     return (name, str(one.rows), *map(percent_text, errors), scales, f"{one.add_us:+.2f} µs")
 
 
+def left_out_table(title: str, found: Mapping[str, LeftOut]) -> Table:
+    """Errors of interpolated against measured times, by family, and where they are largest."""
+    rows = [
+        (name, str(one.rows), percent_text(one.mean), percent_text(one.worst), _cut(one.where))
+        for name, one in found.items()
+    ]
+    return table(title, _LEFT_OUT_HEAD, rows, right=_LEFT_OUT_HEAD[1:4])
+
+
 def difference_lines(found: Difference) -> Iterator[str]:
     """One line a key that differs, then the counts."""
     for row in found.removed:
@@ -84,8 +98,7 @@ def difference_lines(found: Difference) -> Iterator[str]:
 
 def row_name(row: Row) -> str:
     """Device, family, bucket, and as much of the variant as fits a line."""
-    short = row.variant if len(row.variant) <= _VARIANT else f"{row.variant[: _VARIANT - 1]}…"
-    return f"{row.sm}:{row.device} {row.family} {row.bucket} {short}"
+    return f"{row.sm}:{row.device} {row.family} {row.bucket} {_cut(row.variant)}"
 
 
 def coverage_lines(coverage: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from kernelgen.tables.inherits import read_inheritance
 from kernelgen.tables.row import Row
 
 PROVENANCE = "PROVENANCE.md"
+LAYOUT = "<sm>/<device>/<family>.jsonl below it"
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,13 @@ def _beside(folder: Path, sm: str, device: str) -> Iterator[str]:
 
 def _untold(folder: Path, rows: list[Row]) -> Iterator[str]:
     """Sweeps that rows name and that nobody has described."""
+    for name in sorted({row.provenance for row in rows} - described(folder)):
+        yield f"{folder / PROVENANCE}: has no section ## {name}, which rows name as their sweep"
+
+
+def described(folder: Path) -> frozenset[str]:
+    """Names of the sweeps that have a section in PROVENANCE.md."""
     path = folder / PROVENANCE
     text = path.read_text(errors="replace") if path.is_file() else ""
-    told = {line.removeprefix("## ").strip() for line in text.splitlines() if line[:3] == "## "}
-    for name in sorted({row.provenance for row in rows} - told):
-        yield f"{path}: has no section ## {name}, which rows name as their sweep"
+    lines = (line for line in text.splitlines() if line[:3] == "## ")
+    return frozenset(line.removeprefix("## ").strip() for line in lines)

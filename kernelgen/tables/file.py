@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from kernelgen.core.decode import from_json
 from kernelgen.core.errors import KernelgenError, UsageError, quote
 from kernelgen.core.files import read_bounded, write_atomic
 from kernelgen.core.jsonio import loads, to_json
+from kernelgen.tables.key import TuningKey
 from kernelgen.tables.row import SCHEMA, Row
 
 MAX_FILE_BYTES = 32 << 20
@@ -24,6 +25,8 @@ class Reading:
 
     rows: tuple[Row, ...]
     problems: tuple[str, ...] = ()
+    lines: Mapping[TuningKey, int] = field(default_factory=dict)
+    """of the rows, counted from 1"""
 
 
 def table_path(folder: Path, sm: str, device: str, family: str) -> Path:
@@ -54,8 +57,8 @@ def read_rows(path: Path) -> Reading:
     except KernelgenError as error:
         return Reading((), (str(error),))
     expected = (path.parent.parent.name, path.parent.name, path.stem)
-    found: dict[Any, tuple[int, Row]] = {}
-    problems, bad = [], set[Any]()
+    found: dict[TuningKey, tuple[int, Row]] = {}
+    problems, bad = [], set[TuningKey]()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -76,8 +79,9 @@ def read_rows(path: Path) -> Reading:
                 f"{where}: contradicts line {found[row.key][0]} ({row.bucket} of the same variant):"
                 " neither is used"
             )
-    rows = tuple(row for key, (_, row) in found.items() if key not in bad)
-    return Reading(rows, tuple(problems))
+    good = {key: (number, row) for key, (number, row) in found.items() if key not in bad}
+    lines_of = {key: number for key, (number, _) in good.items()}
+    return Reading(tuple(row for _, row in good.values()), tuple(problems), lines_of)
 
 
 def _row(line: bytes, where: str) -> Row | str:

@@ -13,6 +13,7 @@ from kernelgen.core.errors import UsageError, quote
 from kernelgen.tables.key import TuningKey, tuning_key
 
 SCHEMA = 2
+BACKENDS = ("cpp", "triton", "cute", "cutlass", "library")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -79,6 +80,8 @@ class Row:
     """name of the sweep in PROVENANCE.md"""
 
     def __post_init__(self) -> None:
+        if self.backend not in BACKENDS:
+            raise UsageError(f"backend {quote(self.backend)}", allowed=", ".join(BACKENDS))
         if not 0 < self.us < math.inf:
             raise UsageError(f"us is {self.us}", allowed="above 0")
         if not (self.us_p10 or self.us) <= self.us <= (self.us_p90 or self.us):

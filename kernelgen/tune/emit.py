@@ -43,6 +43,8 @@ class Wish:
     effort: str = "normal"
     factor: float = 1.15
     families: frozenset[str] = frozenset()
+    missing: bool = False
+    """only kernels at sizes without a row that counts"""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ class Emitter:
         args = args_layout(cache, wish.largest_mixed, MAX_ROWS, wish.max_positions)
         layout = StepLayout(cache, args)
         planner = ModelGroups(
-            wish.graph, wish.device, layout, wish.tables, wish.effort, wish.factor, wish.families
-        )
+            wish.graph, wish.device, layout, wish.tables, wish.effort, wish.factor, wish.families,
+            wish.missing,
+        )  # fmt: skip
         planned = [group for bucket in wish.buckets for group in planner.at(bucket)]
         planned.sort(key=lambda p: (-p.weight, p.key))
         facts = model_facts(wish.graph, cache, args, wish.vocabulary)

@@ -22,7 +22,7 @@ from kernelgen.planner.naming import KernelNames
 from kernelgen.planner.plan import COUNTERS, SCRATCH, Kernel
 from kernelgen.planner.planner import plan_sizes
 from kernelgen.planner.search import BlockSearch
-from kernelgen.tables import Bucket, Tables
+from kernelgen.tables import Bucket, Tables, Verdict
 from kernelgen.tune.bundle import ALTERNATIVE, Pruned
 from kernelgen.tune.contexts import contexts_of
 from kernelgen.tune.regions import Wanted, wanted_kernels
@@ -99,6 +99,8 @@ class ModelGroups:
     factor: float
     families: frozenset[str] = frozenset()
     """only these; empty means all"""
+    missing: bool = False
+    """only those without a row of their own size that counts"""
     names: KernelNames = field(default_factory=KernelNames)
     _known: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     _searches: dict[tuple[int, str, bool], BlockSearch] = field(default_factory=dict)
@@ -166,10 +168,12 @@ class ModelGroups:
         name = match.family.name
         if self.families and name not in self.families:
             return None
+        before = self._today(block, match, bucket, sizes)
+        if self.missing and before.verdict == Verdict.EXACT.value:
+            return None
         space = space_of(match, sizes, self.device)
         if isinstance(space, Refusal) or not space.points:
             return None
-        before = self._today(block, match, bucket, sizes)
         space = with_choice(space, match, sizes, self.device, before.choice)
         known = self._known.setdefault((name, match.variant), set())
         selected, pruned = select(name, space, self.effort, before.choice, known)

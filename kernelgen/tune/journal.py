@@ -5,18 +5,20 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from kernelgen.core.errors import UsageError
+from kernelgen.core.errors import UsageError, quote
 from kernelgen.core.files import explain_os_errors
 from kernelgen.core.jsonio import dumps
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 30
+_NAMES = {"group": ("group",), "coarse": ("group", "candidate"), "fine": ("group", "candidate")}
+"""kind of a line → fields that say what it is about"""
 _MAX_BEGIN_BYTES = 1 << 16
 _FIRST_BYTES = b'{"bundle":'
 """of every journal: keys of a line are sorted"""
@@ -103,7 +105,8 @@ def open_journal(path: Path, bundle: str, **begin: Any) -> Iterator[Journal]:
         first = next(journal.of("begin"), None)
         if first is None:
             journal.add("begin", durable=True, schema=SCHEMA, bundle=bundle, **begin)
-        elif first.get("schema") != SCHEMA or first.get("bundle") != bundle:
+        _refuse_schema(journal.of("begin"), path)
+        if first is not None and first.get("bundle") != bundle:
             raise UsageError(
                 f"belongs to another bundle ({str(first.get('bundle'))[:12]}, not {bundle[:12]})",
                 where=str(path),
@@ -132,13 +135,35 @@ def finished(journal: Notes) -> dict[str, str]:
 
 
 def read_journal(path: Path) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
-    """All whole lines, and one line of text for each that is none; changes nothing."""
+    """All whole lines, and one line of text for each that is none; changes nothing.
+
+    `UsageError` for a file that is no journal, or one of another schema: what its lines mean there
+    is not known here.
+    """
     with explain_os_errors(path):
         size = path.stat().st_size
         if size > _MAX_BYTES:
             raise UsageError(f"is longer than {_MAX_BYTES} bytes", where=str(path))
         data = path.read_bytes()
-    return _parsed(data[: data.rfind(b"\n") + 1], path)
+    lines, problems = _parsed(data[: data.rfind(b"\n") + 1], path)
+    begins = [line for line in lines if line["kind"] == "begin"]
+    if not begins:
+        raise UsageError(
+            "is no journal of a sweep", where=str(path), hint="`kernelgen tune` writes them"
+        )
+    _refuse_schema(begins, path)
+    return lines, problems
+
+
+def _refuse_schema(begins: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """`UsageError` where a run was written by a kernelgen that means other things by its lines."""
+    for line in begins:
+        schema = line.get("schema")
+        if type(schema) is int and schema > SCHEMA:
+            told = f"schema {schema} is newer than this kernelgen ({SCHEMA})"
+            raise UsageError(told, where=str(path), hint="upgrade it")
+        if schema != SCHEMA:
+            raise UsageError(f"schema {quote(schema)}", where=str(path), allowed=str(SCHEMA))
 
 
 def _recovered(path: Path) -> tuple[list[Mapping[str, Any]], tuple[str, ...]]:
@@ -159,6 +184,10 @@ def _parsed(data: bytes, path: Path) -> tuple[list[Mapping[str, Any]], tuple[str
             line = json.loads(text)
             if not isinstance(line, dict) or not isinstance(line.get("kind"), str):
                 raise ValueError("no line of a journal")
+            if line["kind"] in _NAMES and not all(
+                isinstance(line.get(name), str) for name in _NAMES[line["kind"]]
+            ):
+                raise ValueError(f"a line of kind {line['kind']} that names no kernel")
             lines.append(line)
         except ValueError as error:
             problems.append(f"{path}: line {number}: {error}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.core.decode import from_json
-from kernelgen.core.errors import UsageError
+from kernelgen.core.errors import UsageError, quote
 from kernelgen.core.jsonio import to_json
 from kernelgen.tables import Row
 from kernelgen.tables.file import merge, read_rows, table_path, write_rows
@@ -84,25 +84,37 @@ class Brought:
     """What a merge did to the tables."""
 
     files: tuple[str, ...]
+    """those that have changed"""
     added: int
     replaced: int
     kept: int
     """rows of the tables that are newer than what was brought"""
     conflicts: tuple[str, ...]
     problems: tuple[str, ...] = ()
-    """lines of journals that are none"""
+    """lines of journals that are none, and rows that are none"""
+    notes: tuple[str, ...] = ()
+    """what is left to do by hand"""
 
 
-def rows_in(lines: Iterable[Mapping[str, Any]], provenance: str = "") -> tuple[Row, ...]:
-    """Rows of a journal's groups that may be shipped: right, and measured on a quiet device."""
+def rows_in(
+    lines: Iterable[Mapping[str, Any]], provenance: str = ""
+) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+    """Rows of a journal's groups that may be shipped: right, and measured on a quiet device; and
+    one line of text for each that is no row.
+    """
     found: dict[Any, Row] = {}
+    problems: list[str] = []
     for line in lines:
         if line["kind"] != "group" or line.get("row") is None or line.get("flag"):
             continue
-        row = from_json(Row, line["row"], source=f"group {line.get('group')}")
-        row = replace(row, provenance=provenance) if provenance else row
-        found[row.key] = row
-    return tuple(found.values())
+        try:
+            row = from_json(Row, line["row"], source=f"group {quote(line.get('group'))}")
+            row = replace(row, provenance=provenance) if provenance else row
+        except UsageError as error:
+            problems.append(" ".join(str(error).split()))
+        else:
+            found[row.key] = row
+    return tuple(found.values()), tuple(problems)
 
 
 def bring(rows: Sequence[Row], folder: Path) -> Brought:
@@ -133,8 +145,9 @@ def bring(rows: Sequence[Row], folder: Path) -> Brought:
             replaced += row.key in known and took and known[row.key] != row
             kept += row.key in known and not took
         conflicts += merged.conflicts
-        write_rows(path, merged.rows)
-        files.append(str(path))
+        if merged.rows != tuple(sorted(have, key=lambda r: r.order)):
+            write_rows(path, merged.rows)
+            files.append(str(path))
     return Brought(tuple(files), added, replaced, kept, tuple(conflicts))
 
 

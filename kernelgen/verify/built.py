@@ -200,9 +200,10 @@ def _section(manifest: Mapping[str, Any], target: str, folder: Path) -> Mapping[
             found: Mapping[str, Any] = section
             return found
     what = "the CPU" if target == CPU else target
-    known = ", ".join(section["target"] for section in manifest["targets"])
+    known = [str(section["target"]) for section in manifest["targets"]]
+    hint = f"`--target {known[0].partition(':')[0]}` takes it as it is" if known else _BUILD_AGAIN
     text = f"was not built for {what}"
-    raise UsageError(text, where=str(folder), allowed=known, hint=_BUILD_AGAIN)
+    raise UsageError(text, where=str(folder), allowed=", ".join(known), hint=hint)
 
 
 @dataclass

@@ -47,7 +47,7 @@ def test_compiling_meanwhile_and_beforehand_give_the_same_rows(wish: Wish, tmp_p
         assert digest_bytes(file.code(code)) == code
     measure_bundle(bundle, beforehand, FAKE)
     rows = [
-        {(r.variant, r.us, str(r.choice), r.source) for r in rows_in(read_journal(path)[0])}
+        {(r.variant, r.us, str(r.choice), r.source) for r in rows_in(read_journal(path)[0])[0]}
         for path in (ahead, beforehand)
     ]
     assert rows[0] == rows[1] and len(rows[0]) == done.measured

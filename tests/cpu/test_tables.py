@@ -24,8 +24,10 @@ from kernelgen.tables import (
     tuning_key,
     write_rows,
 )
-from kernelgen.tables.lookup import STALE
+from kernelgen.tables.left_out import left_out
+from kernelgen.tables.lookup import NO_DOUBT, Doubt
 
+STALE = Doubt(stale=True)
 KEY = tuning_key("sm_90", "h200", "linear", "bf16 n=4096 k=4096", "decode:8")
 
 
@@ -58,21 +60,21 @@ def at(size: int) -> Any:
     return tuning_key("sm_90", "h200", "linear", KEY.variant, f"decode:{size}")
 
 
-def test_between_near_sizes_time_is_a_power_of_the_size(tmp_path: Path) -> None:
+def test_between_near_sizes_every_request_adds_the_same(tmp_path: Path) -> None:
     small = row(bucket="decode:16", us=10.0, us_p10=None, us_p90=None, choice={"rows": 16})
     large = row(bucket="decode:32", us=20.0, us_p10=None, us_p90=None, choice={"rows": 32})
     write(tmp_path, small, large)
     tables = Tables(tmp_path)
     found = tables.look_up(at(24))
     assert found.verdict is Verdict.INTERPOLATED
-    assert found.us == pytest.approx(15.0)  # the exponent is 1 here
+    assert found.us == pytest.approx(15.0)
     assert found.choice == {"rows": 32}  # 24 is nearer to 32 as a ratio
     assert "10 µs at decode:16" in found.reason and "20 µs at decode:32" in found.reason
     assert tables.look_up(at(18)).choice == {"rows": 16}
     # The nearer tile is illegal there: the other one is taken, and its verdict stays.
-    picky = tables.look_up(at(18), lambda r: "too few rows" if r.choice["rows"] < 18 else "")
+    picky = tables.look_up(at(18), lambda r: Doubt(illegal="few" * (r.choice["rows"] < 18)))
     assert (picky.verdict, picky.choice) == (Verdict.INTERPOLATED, {"rows": 32})
-    nobody = tables.look_up(at(18), lambda r: "no")
+    nobody = tables.look_up(at(18), lambda r: Doubt(illegal="no"))
     assert nobody.verdict is Verdict.MODELLED
 
 
@@ -102,6 +104,25 @@ def test_leave_one_size_out(tmp_path: Path) -> None:
     assert max(errors) <= 0.05
 
 
+def test_rows_left_out_are_found_again_from_their_neighbours(tmp_path: Path) -> None:
+    truth = {1: 1.0, 8: 10.0, 16: 20.0, 32: 30.0, 64: 70.0}
+    rows = [
+        row_of(bucket=f"decode:{n}", us=us, us_p10=None, us_p90=None) for n, us in truth.items()
+    ]
+    found = left_out(rows)["linear"]
+    # 16: a third of the way from 10 to 30; 32: a third from 20 to 70; 8 has no near neighbour.
+    assert found.rows == 2 and found.where.startswith("decode:32")
+    assert found.worst == pytest.approx(110 / 3 / 30 - 1, abs=1e-4)
+    assert found.mean == pytest.approx((1 - 50 / 3 / 20 + 110 / 3 / 30 - 1) / 2, abs=1e-4)
+
+
+def test_shipped_rows_are_interpolated_within_five_percent_on_average() -> None:
+    rows = [r for path in tables_dir().glob("*/*/*.jsonl") for r in read_rows(path).rows]
+    found = left_out(rows)
+    assert {"attention_decode", "rows", "skinny"} <= set(found)
+    assert {name: one.mean for name, one in found.items() if one.mean > 0.05} == {}
+
+
 def test_stale_rows_answer_nothing_and_say_so(tmp_path: Path) -> None:
     write(tmp_path, row())
     found = Tables(tmp_path).look_up(KEY, lambda r: STALE)
@@ -110,7 +131,7 @@ def test_stale_rows_answer_nothing_and_say_so(tmp_path: Path) -> None:
     # Fresh neighbours are better than a stale row; stale neighbours are not.
     write(tmp_path, row(), row(bucket="decode:4", us=5.0, us_p10=None), row(bucket="decode:16"))
     tables = Tables(tmp_path)
-    assert tables.look_up(KEY, lambda r: STALE * (r.bucket == "decode:8")).verdict is (
+    assert tables.look_up(KEY, lambda r: STALE if r.bucket == "decode:8" else NO_DOUBT).verdict is (
         Verdict.INTERPOLATED
     )
     assert tables.look_up(KEY, lambda r: STALE).verdict is Verdict.STALE
@@ -122,11 +143,39 @@ def test_an_illegal_tile_is_one_warning_and_the_rest_serves(tmp_path: Path) -> N
     write(tmp_path, row(), row(variant="other"))
     tables = Tables(tmp_path)
     for _ in range(2):
-        found = tables.look_up(KEY, lambda r: "too much shared memory")
+        found = tables.look_up(KEY, lambda r: Doubt(True, "too much", "too much shared memory"))
         assert found.verdict is Verdict.MODELLED
     (problem,) = tables.problems
-    assert "decode:8" in problem and "rows 2, tile_k 2048" in problem and "shared memory" in problem
+    assert f"{tmp_path}/sm_90/h200/linear.jsonl: line 1: a row at decode:8" in problem
+    assert "rows 2, tile_k 2048" in problem and "shared memory" in problem
+    assert not tables.stale
     assert tables.look_up(replace(KEY, variant="other")).verdict is Verdict.EXACT
+
+
+def test_a_row_that_is_broken_lends_its_time_to_nobody(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        row(bucket="decode:4"),
+        row(bucket="decode:12", us=0.1, us_p10=None),
+        row(bucket="decode:16"),
+    )
+    broken = {"decode:12": Doubt(illegal="warps cannot be 0", broken="warps cannot be 0")}
+    tables = Tables(tmp_path)
+    found = tables.look_up(KEY, lambda r: broken.get(r.bucket, NO_DOUBT))
+    assert (found.verdict, found.us) == (Verdict.INTERPOLATED, 8.9)
+    (problem,) = tables.problems
+    assert "line 2" in problem and "warps cannot be 0" in problem
+
+
+def test_stale_rows_are_one_warning_a_device(tmp_path: Path) -> None:
+    write(tmp_path, *(row(variant=f"v{i}") for i in range(30)))
+    tables = Tables(tmp_path)
+    for i in range(30):
+        tables.look_up(replace(KEY, variant=f"v{i}"), lambda r: STALE)
+    assert not tables.problems
+    (warning,) = tables.warnings()
+    assert "rows of sm_90:h200 are stale" in warning and "linear 30" in warning
+    assert "kernelgen tune MODEL --target sm_90:h200" in warning
 
 
 def inherit(root: Path, data: Any, device: str = "h100") -> None:
@@ -213,6 +262,7 @@ BAD_ROWS = [
     row(share_of_ceiling=0),
     row(clocks={"sm_min": 2000, "sm_max": 1900, "memory_min": 1, "memory_max": 1}),
     row(l2="lukewarm"),
+    row(backend="cuda"),
     {k: v for k, v in row().items() if k != "source"},
 ]
 

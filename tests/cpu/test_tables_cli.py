@@ -153,3 +153,92 @@ def test_coverage_of_a_phase_adds_kernels_and_averages_shares() -> None:
     lines = list(coverage_lines(found))
     assert lines[0] == "decode: times by launches (share of time): exact 7 (80%), stale 1 (20%)"
     assert lines[1].startswith("mixed: ") and "modelled 5" in lines[1]
+
+
+def test_stale_rows_are_a_warning_of_plans_and_checks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = modelled(MODEL, "decode", 8)
+    write_tables(tmp_path, (measured(x, plan, H200, source="1" * 64) for x in plan.launches))
+    name = "made up for a test"
+    (tmp_path / "PROVENANCE.md").write_text(f"## {name}\n")
+    asked = ("plan", MODEL, "--target", "sm_90:h200", "--tables", str(tmp_path), "--batch", "8")
+    code, out, err = run(capsys, *asked)
+    assert code == 0 and "stale" in out
+    assert err.count("warning: ") == 1 and "rows of sm_90:h200 are stale" in err
+    code, out, err = run(capsys, "tables", "check", "--tables", str(tmp_path), "--code")
+    assert code == 0 and "of them stale" in out
+    assert "code has changed since" in err and ".jsonl: line 1: sm_90:h200" in err
+    code, out, _ = run(capsys, "tables", "check", "--tables", str(tmp_path), "--code", "--json")
+    assert code == 0 and json.loads(out)["stale"] and not json.loads(out)["problems"]
+
+
+def test_an_illegal_tile_fails_the_check_with_file_and_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = modelled(MODEL, "decode", 8)
+    launch = next(x for x in plan.launches if x.kernel.match.family.name == "sliced")
+    bad = dict(launch.price.choice) | {"warps": 0}
+    write_tables(tmp_path, [measured(launch, plan, H200, choice=bad)])
+    (tmp_path / "PROVENANCE.md").write_text("## made up for a test\n")
+    where = f"{tmp_path}/sm_90/h200/sliced.jsonl: line 1: "
+    code, _, err = run(capsys, "tables", "check", "--tables", str(tmp_path), "--code")
+    assert code == 1 and where in err and "warps cannot be 0" in err
+    asked = ("plan", MODEL, "--target", "sm_90:h200", "--tables", str(tmp_path), "--batch", "8")
+    code, _, err = run(capsys, *asked)
+    assert code == 0 and f"warning: {where}" in err
+
+
+def test_floods_are_ten_lines_and_a_count(
+    shipped: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shipped / "sm_90" / "h200" / "gemv.jsonl"
+    path.write_text(path.read_text() + "garbage\n" * 500)
+    where = ("--tables", str(shipped))
+    for asked in (
+        ("tables", "show"),
+        ("tables", "diff", str(path), str(path)),
+        ("tables", "check"),
+    ):
+        _, _, err = run(capsys, *asked, *(() if "diff" in asked else where))
+        lines = err.splitlines()
+        assert 10 <= len(lines) <= 13 and "more" in lines[-1], asked
+    _, _, err = run(capsys, "plan", "qwen3-8b", "--target", "sm_90:h200", *where)
+    assert len(err.splitlines()) == 11 and "more" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("show", "--family", "nosuch"), "no rows of 'nosuch' (allowed: attention_decode"),
+        (("show", "--variant", "nosuch"), "no row's variant contains 'nosuch'"),
+        (("show", "--fit", "--family", "gemv"), "--family and --variant are for rows"),
+    ],
+)
+def test_an_answer_that_would_be_empty_is_an_error(
+    asked: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "tables", *asked)
+    assert code == 2 and not out and told in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("asked", [("check",), ("show",), ("show", "--fit"), ("fit",)])
+def test_a_folder_without_tables_is_an_error(
+    asked: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "tables", *asked, "--tables", str(tmp_path))
+    assert code == 2 and not out and str(tmp_path) in err and "<sm>/<device>/" in err
+
+
+@pytest.mark.parametrize("verb", ["plan", "build"])
+def test_rows_cannot_be_required_of_the_cpu(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, verb, MODEL, "--require-tuned")
+    assert code == 2 and not out and "--require-tuned: kernels of the CPU have no tiles" in err
+
+
+def test_show_says_how_far_off_interpolation_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "tables", "show", "--fit")
+    assert code == 0 and "rows left out and interpolated" in out
+    _, out, _ = run(capsys, "tables", "show", "--fit", "--json")
+    told = json.loads(out)["left_out"]
+    assert told["skinny"]["rows"] >= 10 and told["skinny"]["mean"] <= 0.05

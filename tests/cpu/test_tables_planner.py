@@ -166,34 +166,59 @@ def _same_quote(launch: Launch, plan: Plan) -> str:
     ],
     ids=str,
 )
+@pytest.mark.parametrize("current", [True, False], ids=["code of today", "other code"])
 def test_an_illegal_tile_is_told_once_and_not_used(
-    change: Mapping[str, int], reason: str, tmp_path: Path
+    change: Mapping[str, int], reason: str, current: bool, tmp_path: Path
 ) -> None:
     plan = modelled(EIGHT_B, "decode", 32)
     good = dict(down(plan).price.choice)
     bad = good | dict(change)
     row = measured(down(plan), plan, H200, choice=bad, us=1.0)
-    with suppress(ArithmeticError, ValueError):  # some such tiles have no code at all
-        row = replace(row, source=source_digest(down(plan).kernel, bad))
+    if current:
+        with suppress(ArithmeticError, ValueError):  # some such tiles have no code at all
+            row = replace(row, source=source_digest(down(plan).kernel, bad))
     tables = write(tmp_path, [row])
     made = planner(plan.graph, H200, tables)
     for size in (32, 32):
         found = down(made.plan("decode", size))
         assert found.price.choice == good
-    if tables.problems:
-        (problem,) = tables.problems
-        assert reason in problem and "is not used" in problem
-    else:
-        assert found.price.verdict == "stale"
+    assert found.price.verdict == "modelled"
+    (problem,) = tables.problems
+    assert f"{tmp_path}/sm_90/h200/skinny.jsonl: line 1: " in problem
+    assert reason in problem and "is not used" in problem
 
 
-def test_a_tile_of_other_fields_is_told(tmp_path: Path) -> None:
+def test_a_row_of_another_backend_is_told(tmp_path: Path) -> None:
+    plan = modelled(EIGHT_B, "decode", 32)
+    tables = write(tmp_path, [measured(down(plan), plan, H200, backend="cutlass")])
+    found = down(planner(plan.graph, H200, tables).plan("decode", 32))
+    assert found.price.verdict == "modelled"
+    (problem,) = tables.problems
+    assert "it is one of cutlass, and skinny is of triton" in problem
+
+
+def test_an_illegal_neighbour_is_told_where_it_would_be_interpolated_from(tmp_path: Path) -> None:
+    plan = modelled(EIGHT_B, "decode", 32)
+    bad = dict(down(plan).price.choice) | {"warps": 0}
+    rows = [
+        measured(down(plan), plan, H200, bucket="decode:24", choice=bad, us=0.01),
+        measured(down(plan), plan, H200, bucket="decode:48", us=9.0),
+    ]
+    tables = write(tmp_path, rows)
+    assert down(planner(plan.graph, H200, tables).plan("decode", 32)).price.verdict == "modelled"
+    (problem,) = tables.problems
+    assert "warps cannot be 0" in problem and "at decode:24" in problem
+
+
+def test_a_tile_of_other_fields_is_stale(tmp_path: Path) -> None:
+    """It was measured with another version of the kernel, which had other parameters."""
     plan = modelled(EIGHT_B, "decode", 32)
     row = measured(down(plan), plan, H200)
     tables = write(tmp_path, [replace(row, choice={"tile_k": 64})])
-    assert down(planner(plan.graph, H200, tables).plan("decode", 32)).price.verdict == "modelled"
-    (problem,) = tables.problems
-    assert "a tile has rows, outputs, depth" in problem and "not tile_k" in problem
+    assert down(planner(plan.graph, H200, tables).plan("decode", 32)).price.verdict == "stale"
+    assert not tables.problems
+    (warning,) = tables.warnings()
+    assert "rows of sm_90:h200 are stale" in warning and "skinny 1" in warning
 
 
 def test_code_that_has_changed_makes_a_row_stale(

@@ -106,14 +106,26 @@ def test_the_command_merges(
     ("arguments", "code", "told"),
     [
         ((), 2, "MODEL is missing"),
-        (("--measure", "x", "--merge", "y"), 2, "stand alone"),
-        ((MODEL, "--measure", "x"), 2, "stands alone"),
+        (("--measure", "x", "--merge", "y"), 2, "each stands alone"),
+        ((MODEL, "--measure", "x"), 2, "MODEL does not go with --measure"),
         (("--measure", "/nowhere/b.zip"), 2, "/nowhere/b.zip"),
         (("--merge", "/nowhere/j"), 2, "/nowhere/j"),
         ((MODEL, "--target", "cpu"), 3, "no tiles"),
         ((MODEL, "--effort", "heroic"), 2, "quick, normal, full"),
         ((MODEL, "--families", "gemv,gem"), 2, "attention_decode"),
-        ((MODEL, "--sizes", "decode:0"), 2, "decode:N"),
+        ((MODEL, "--sizes", "decode:0"), 2, "no size that builds have a plan for"),
+        ((MODEL, "--sizes", "decode:3"), 2, "decode:1, 2, 4, 8"),
+        ((MODEL, "--sizes", ""), 2, "no size that builds"),
+        ((MODEL, "--sizes", "decode:8,"), 2, "no size that builds"),
+        ((MODEL, "--families", ""), 2, "--families: family ''"),
+        ((MODEL, "--emit", "b.zip", "--minutes", "1"), 2, "--minutes does not go with --emit"),
+        (("--merge", "x", "--sizes", "decode"), 2, "--sizes does not go with --merge"),
+        (("--report", "x", "--tables", "."), 2, "--tables does not go with --report"),
+        (("--measure", "x", "--effort", "full"), 2, "--effort does not go with --measure"),
+        ((MODEL, "--tables", "/nowhere"), 2, "/nowhere: no such folder"),
+        ((MODEL, "--html", "/proc/x/y"), 2, "/proc/x/y"),
+        ((MODEL, "--journal", "/proc/x/y"), 2, "/proc/x/y"),
+        ((MODEL, "--emit", "/proc/x/y.zip"), 2, "/proc/x/y.zip"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -144,7 +156,7 @@ def test_code_that_was_altered_is_refused(tmp_path: Path) -> None:
 
 
 def test_sizes_as_people_write_them() -> None:
-    assert buckets("decode:4, decode:4,mixed:64") == (Bucket("decode", 4), Bucket("mixed", 64))
+    assert buckets("decode:4, decode:4,mixed:128") == (Bucket("decode", 4), Bucket("mixed", 128))
     assert set(buckets("decode")) | set(buckets("mixed")) == set(buckets(None))
 
 

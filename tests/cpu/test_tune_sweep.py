@@ -69,6 +69,7 @@ def test_a_sweep_killed_in_the_middle_gives_the_same_table(tmp_path: Path) -> No
     tables = []
     for journal in (whole, halves):
         folder = tmp_path / f"{journal.name}_tables"
+        folder.mkdir()
         merge_journals([journal], folder, provenance="a test")
         text = table_path(folder, "sm_90", "h200", "gemv").read_text()
         date = lines_of(journal, "begin")[0]["date"]
@@ -253,6 +254,7 @@ def test_a_clock_that_goes_backwards_ends_nothing(tmp_path: Path) -> None:
 def test_an_older_date_replaces_no_row(tmp_path: Path) -> None:
     path = write(tmp_path, bundle(1))
     tables = tmp_path / "tables"
+    tables.mkdir()
     for name, date in (("new", "2026-11-30T10:00:00Z"), ("old", "2026-11-29T10:00:00Z")):
         measured(path, tmp_path / name)
         text = (tmp_path / name).read_text()

@@ -84,7 +84,7 @@ def place(made: Bundle, number: int, tile: int) -> str:
 def rows_of(journal: Path) -> list[dict[str, Any]]:
     """Rows that would be shipped, without what tells two runs apart."""
     lines, _ = read_journal(journal)
-    return [vars(row) | {"date": "", "provenance": ""} for row in rows_in(lines)]
+    return [vars(row) | {"date": "", "provenance": ""} for row in rows_in(lines)[0]]
 
 
 def lines_of(journal: Path, kind: str) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kernelgen.cli import console
-from kernelgen.cli.options import Activations, Dtype
+from kernelgen.cli.options import Activations
 
 
 def bench(
@@ -44,7 +44,9 @@ def bench(
     start: Annotated[
         bool, typer.Option("--start", help="Also time fresh processes to their first token.")
     ] = False,
-    dtype: Dtype = Activations.BFLOAT16,
+    dtype: Annotated[
+        Activations | None, typer.Option(help="Type of activations of a model. [bfloat16]")
+    ] = None,
     json: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Also write every figure as JSON.")
     ] = None,
@@ -54,18 +56,15 @@ def bench(
 ) -> None:
     """Measure whole steps, kernels, prompts and starts of a build, beside baselines."""
     from kernelgen.bench.case import Case, parse_batches
-    from kernelgen.bench.grid import terminal
-    from kernelgen.bench.grids import grids, heading, notes
-    from kernelgen.bench.grids import markdown as as_markdown
     from kernelgen.bench.options import BASELINES, CUBLAS, SDPA, Options
     from kernelgen.bench.run import run
+    from kernelgen.cli.bench_results import BenchResults
     from kernelgen.cli.benchmark import parse_baselines, repeated, subject
-    from kernelgen.core.files import write_atomic
-    from kernelgen.core.jsonio import dumps_readable
 
     cases = tuple(Case(size, prompt, tokens) for size in parse_batches(batch))
     baselines = parse_baselines(baseline, BASELINES, (CUBLAS, SDPA))
-    given = subject(model, target, dtype.value)
+    results = BenchResults(json, markdown)
+    given = subject(model, target, None if dtype is None else dtype.value)
     command = repeated(
         model,
         target=target,
@@ -78,30 +77,24 @@ def bench(
         baseline=baseline,
         no_kernels=not kernels,
         start=start,
-        dtype=None if dtype is Activations.BFLOAT16 else dtype.value,
+        dtype=None if dtype is None else dtype.value,
     )
-    report = run(
-        Options(
-            build=given.build,
-            cases=cases,
-            command=command,
-            device=device,
-            weights=weights,
-            threads=threads,
-            rounds=rounds,
-            baselines=baselines,
-            kernels=kernels,
-            start=start,
-            config=given.config,
-        ),
-        console.say,
-    )
-    if json is not None:
-        write_atomic(json, dumps_readable(report.to_json()))
-    if markdown is not None:
-        write_atomic(markdown, as_markdown(report))
-    console.result("\n".join(heading(report.setup)))
-    for grid in grids(report):
-        console.render(terminal(grid))
-    for note in notes(report):
-        console.say(note)
+    with results:
+        run(
+            Options(
+                build=given.build,
+                cases=cases,
+                command=command,
+                device=device,
+                weights=weights,
+                threads=threads,
+                rounds=rounds,
+                baselines=baselines,
+                demanded=baselines if baseline is not None else (),
+                kernels=kernels,
+                start=start,
+                config=given.config,
+            ),
+            console.say,
+            results.keep,
+        )

@@ -41,7 +41,7 @@ def build(
     """Compile MODEL into one wheel and a readable build folder."""
     from kernelgen.cli.building import build_model
     from kernelgen.cli.model import resolve
-    from kernelgen.cli.tuned import open_tables, warning_of
+    from kernelgen.cli.tuned import open_tables, refuse_idle_demand, warning_of
     from kernelgen.hw import default_note
     from kernelgen.report.tuning_text import coverage_lines
 
@@ -49,6 +49,7 @@ def build(
     for text in targets:
         if note := default_note(text):
             console.say(note)
+    refuse_idle_demand(targets, require_tuned)
     source, opened = resolve(model), open_tables(tables)
     with (
         warning_of(opened),

@@ -61,13 +61,17 @@ def plan(
     """Print the kernels of one step of MODEL, with cost and reasons."""
     from kernelgen.cli.model import resolve
     from kernelgen.cli.pipeline import plan_model
-    from kernelgen.cli.tuned import open_tables, warning_of
+    from kernelgen.cli.tuned import open_tables, refuse_idle_demand, warning_of
+    from kernelgen.core.files import refuse_unwritable, write_atomic
     from kernelgen.hw import default_note
     from kernelgen.report import read_plan
 
     size = _size(phase, batch, tokens)
     if note := default_note(target):
         console.say(note)
+    refuse_idle_demand([target], require_tuned)
+    if html is not None:
+        refuse_unwritable(html)
     opened = open_tables(tables)
     with warning_of(opened):
         made = plan_model(
@@ -82,7 +86,6 @@ def plan(
             require_tuned=require_tuned,
         ).to_json()
     if html is not None:
-        from kernelgen.core.files import write_atomic
         from kernelgen.report.plan_html import plan_html
 
         write_atomic(html, plan_html(read_plan(made)))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def tune(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -42,7 +43,8 @@ def tune(
         typer.Option(metavar="JOURNAL", help="Bring measured rows into the tables."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="JOURNAL", help="Print what a sweep has found.")
+        list[Path] | None,
+        typer.Option(metavar="JOURNAL", help="Print what sweeps have found; may be repeated."),
     ] = None,
     sizes: Annotated[
         str | None,
@@ -51,12 +53,12 @@ def tune(
     families: Annotated[
         str | None, typer.Option(metavar="NAME,…", help="Only these kernel families. [all]")
     ] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Only kernels and sizes without a row that counts.")
+    ] = False,
     effort: Annotated[
-        str,
-        typer.Option(
-            help="quick, normal or full: tiles of a kernel. kept: the one that tables choose."
-        ),
-    ] = ("normal"),
+        str, typer.Option(help="Tiles of a kernel: quick, normal, full, or kept: the one in use.")
+    ] = "normal",
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; repeat to go on. [no limit]")
     ] = None,
@@ -83,23 +85,24 @@ def tune(
 ) -> None:
     """Find the fastest tile of every kernel of MODEL by measuring, and keep it in the tables."""
     from kernelgen.cli import tune as tuning
+    from kernelgen.cli.tune_modes import mode_of
+    from kernelgen.core.files import refuse_unwritable
 
-    given = (("--measure", measure), ("--merge", merge), ("--report", report))
-    modes = [name for name, value in given if value]
-    if len(modes) > 1 or (modes and (emit or model)):
-        alone = "stand alone" if len(modes) > 1 else "stands alone"
-        raise UsageError(f"{' and '.join(modes)} {alone}", hint="see `kernelgen tune --help`")
+    mode_of(context)
     how = tuning.Measuring(minutes, ray=ray)
+    for path in (html, journal):
+        if path is not None:
+            refuse_unwritable(path)
     if merge:
         _tell_merged(tuning.merge_journals(merge, tables, provenance), json)
         return
-    if report is not None:
+    if report:
         _tell_report(report, html, json)
         return
     if measure is not None:
         book = journal or tuning.default_journal(measure)
         _measure(measure, book, how, json)
-        _tell_report(book, html, json)
+        _tell_report([book], html, json)
         return
     if model is None:
         hint = "or give --measure BUNDLE, --merge JOURNAL, --report JOURNAL"
@@ -108,17 +111,18 @@ def tune(
 
     source = resolve(model)
     wish = tuning.wish_for(
-        source, target, sizes=sizes, wanted=families, effort=effort, dtype=dtype.value,
-        tables=tables,
+        source, target, sizes=sizes, wanted=families, effort=effort, missing=missing,
+        dtype=dtype.value, tables=tables,
     )  # fmt: skip
     if emit is not None:
         made = _emit(wish, emit, jobs, json)
         console.result_json(made) if json else console.result(made.bundle)
         return
     book = journal or Path(f"{source.name}.tune.journal.jsonl")
+    refuse_unwritable(book)
     _tune(wish, book, how, jobs, json)
     _tell_merged(tuning.merge_journals([book], tables, provenance), json=False)
-    _tell_report(book, html, json)
+    _tell_report([book], html, json)
 
 
 def _emit(wish: Wish, bundle: Path, jobs: int | None, quiet: bool) -> Emission:
@@ -168,26 +172,32 @@ def _tell_outcome(done: Outcome, journal: Path) -> None:
 
 
 def _tell_merged(done: Brought, json: bool) -> None:
-    for text in (*done.problems, *done.conflicts):
-        console.say(text)
+    console.say_some([*done.problems, *done.conflicts])
     if json:
         console.result_json(done)
-        return
-    console.say(f"{done.added} rows added, {done.replaced} replaced, {done.kept} kept as newer")
-    for file in done.files:
-        console.say(f"wrote {file}")
+    else:
+        console.say(f"{done.added} rows added, {done.replaced} replaced, {done.kept} kept as newer")
+    console.say_some([f"wrote {file}" for file in done.files])
+    console.say_some(done.notes)
 
 
-def _tell_report(journal: Path, html: Path | None, json: bool) -> None:
+def _tell_report(journals: Sequence[Path], html: Path | None, json: bool) -> None:
     from kernelgen.core.files import write_atomic
     from kernelgen.report.sweep_data import read_sweep
     from kernelgen.report.sweep_html import sweep_html
     from kernelgen.report.sweep_text import sweep_parts
     from kernelgen.tune.journal import read_journal
 
-    lines, problems = read_journal(journal)
-    _say_all(problems)
-    view = read_sweep(lines)
+    lines: list[Mapping[str, Any]] = []
+    for journal in journals:
+        found, problems = read_journal(journal)
+        console.say_some(problems)
+        lines += found
+    try:
+        view = read_sweep(lines)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        text = f"a line lacks {error}, or holds something else there"
+        raise UsageError(text, where=", ".join(map(str, journals))) from error
     if html is not None:
         write_atomic(html, sweep_html(view))
         console.say(f"wrote {html}")
@@ -195,8 +205,3 @@ def _tell_report(journal: Path, html: Path | None, json: bool) -> None:
         console.result_json(view)
     else:
         console.render(*sweep_parts(view))
-
-
-def _say_all(lines: Sequence[str]) -> None:
-    for line in lines:
-        console.say(line)

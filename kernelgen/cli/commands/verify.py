@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kernelgen.cli import console
-from kernelgen.cli.options import Activations, Dtype, Fusion, Json, Switch, Target
+from kernelgen.cli.options import Activations, Json, Switch, Target
 from kernelgen.core.errors import UsageError
 
 
@@ -26,8 +26,12 @@ def verify(
         Path | None,
         typer.Option(metavar="FILE", help="Recorded cases. [cases.npz of the checkpoint]"),
     ] = None,
-    fusion: Fusion = Switch.ON,
-    dtype: Dtype = Activations.FLOAT32,
+    fusion: Annotated[
+        Switch | None, typer.Option(help="off: one op a kernel, the same results. [on]")
+    ] = None,
+    dtype: Annotated[
+        Activations | None, typer.Option(help="Type of activations. [float32]")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check kernels against their ops, the model against recorded cases.
@@ -41,6 +45,9 @@ def verify(
 
     with console.progress(f"verifying {folder}", quiet=json) as progress:
         if (folder / "manifest.json").is_file():
+            for option, value in (("--fusion", fusion), ("--dtype", dtype)):
+                if value is not None:
+                    raise UsageError("is for checkpoints; a build has its own", where=option)
             report = verify_build(
                 folder, target, weights=weights, reference=reference, progress=progress
             )
@@ -51,8 +58,8 @@ def verify(
                 resolve(str(folder)),
                 target,
                 reference=reference,
-                fusion=fusion is Switch.ON,
-                dtype=dtype.value,
+                fusion=fusion is not Switch.OFF,
+                dtype=(dtype or Activations.FLOAT32).value,
                 progress=progress,
             )
     if json:

@@ -14,6 +14,7 @@ from kernelgen.planner.family import Match
 from kernelgen.planner.planner import Planner, plan_sizes
 from kernelgen.tables import Row, Tables
 from kernelgen.tables.fit import Sample
+from kernelgen.tables.lookup import Doubt
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def row_samples(graph: Graph, device: Device, tables: Tables) -> Iterator[Sample
             yield Sample(row.family, row.variant, row.bucket, parts, row.us)
 
 
-def judged_rows(graph: Graph, device: Device, tables: Tables) -> Iterator[tuple[Row, str]]:
+def judged_rows(graph: Graph, device: Device, tables: Tables) -> Iterator[tuple[Row, Doubt]]:
     """Every row that a kernel of the model answers to, and why it cannot be used, if it cannot."""
     for found in _found(graph, device, tables):
         if found.family.modelled(found.match, found.sizes, device):

@@ -22,6 +22,10 @@ class Wasteful(str):
     """A reason to leave a tile out that is a belief and not a limit: a measurement overrules it."""
 
 
+class OtherFields(str):
+    """Why a choice is none of today's tiles: it was made for another version of the kernel."""
+
+
 class Tile(Protocol[Problem]):
     """One point of a family's tile space: a frozen dataclass of integers."""
 
@@ -91,7 +95,8 @@ def given(
     """The tile that a table chose, or why it cannot be used for this problem."""
     names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     if sorted(choice) != sorted(names):
-        return Refusal(f"a tile has {', '.join(names)}, not {', '.join(choice)}")
+        told = f"a tile has {', '.join(names)}, not {', '.join(choice)}"
+        return Refusal(OtherFields(told))
     return checked(kind(**choice), problem, device)
 
 

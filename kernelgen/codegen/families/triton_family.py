@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from kernelgen.codegen.families.triton_choice import Best
+from kernelgen.codegen.families.triton_choice import Best, OtherFields
 from kernelgen.codegen.families.triton_time import boundary
 from kernelgen.core.errors import KernelgenError
 from kernelgen.hw import parse_target
@@ -20,7 +20,7 @@ from kernelgen.planner.planner import plan_sizes
 from kernelgen.planner.variant import variant_text
 from kernelgen.tables import TUNED, Bucket, LookUp, Row, Tables, TuningKey, Verdict, tuning_key
 from kernelgen.tables.fit import BOUNDARY
-from kernelgen.tables.lookup import STALE
+from kernelgen.tables.lookup import NO_DOUBT, Doubt
 
 LEAST_BYTES = 64
 """scratch of a kernel that wants some at other sizes: its signature must not depend on the size"""
@@ -177,24 +177,37 @@ class TritonFamily:
         quote = self.quote(match.region, match.roles, sizes, sibling, found.choice)
         return None if isinstance(quote, Refusal) else quote.us(sibling)
 
-    def unfit(self, match: Match, sizes: Sizes, device: Device, row: Row) -> str:
+    def unfit(self, match: Match, sizes: Sizes, device: Device, row: Row) -> Doubt:
         """Why a row cannot serve: its code has changed, or its tile is illegal at these sizes."""
         place = ("unfit", self.name, match.phase, sizes, row.source, device.refused_tiles)
-        choice = tuple(row.choice.items())
+        choice = (row.bucket, row.backend, *row.choice.items())
         return match.region.recall(
             (*place, device.target, choice), lambda: self._judge(match, sizes, device, row)
         )
 
-    def _judge(self, match: Match, sizes: Sizes, device: Device, row: Row) -> str:
+    def _judge(self, match: Match, sizes: Sizes, device: Device, row: Row) -> Doubt:
+        illegal = self._illegal(match, sizes, device, row)
+        if isinstance(illegal, OtherFields):
+            return Doubt(stale=True)
+        own = plan_sizes(match.phase, row.key.bucket.size)
+        own = own if sizes.row_capacity else own.capacity
+        broken = illegal and self._illegal(match, own, device, row)
         modelled = self.quote(match.region, match.roles, sizes, device)
         assert isinstance(modelled, Quote)
-        quote = self.quote(match.region, match.roles, sizes, device, row.choice)
         try:
             source = self.source(_kernel(match, modelled), row.choice)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            return quote.reason if isinstance(quote, Refusal) else f"no code for it: {error}"
-        if source != row.source:
-            return STALE
+            reason = illegal or f"no code for it: {error}"
+            return Doubt(illegal=reason, broken=broken or reason)
+        if source == row.source and not illegal:
+            return NO_DOUBT
+        return Doubt(source != row.source, illegal, broken)
+
+    def _illegal(self, match: Match, sizes: Sizes, device: Device, row: Row) -> str:
+        """Why the tile of a row cannot be taken at these sizes; empty where it can."""
+        if row.backend != self.backend:
+            return f"it is one of {row.backend}, and {self.name} is of {self.backend}"
+        quote = self.quote(match.region, match.roles, sizes, device, row.choice)
         return quote.reason if isinstance(quote, Refusal) else ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 
 from kernelgen.codegen.families.roles import HeadRoles, head_roles
 from kernelgen.codegen.families.triton_block import Footprint, ceil_div
-from kernelgen.codegen.families.triton_choice import Best, Tile, checked
+from kernelgen.codegen.families.triton_choice import Best, OtherFields, Tile, checked
 from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_gemm import LEAST_ROWS, GemmTile, gemm
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
@@ -170,7 +170,7 @@ def _given(
     try:
         tile = head_tile(choice)
     except (KeyError, IndexError, TypeError):
-        return Refusal(f"no tile of a head has {', '.join(choice)}")
+        return Refusal(OtherFields(f"no tile of a head has {', '.join(choice)}"))
     asked = _asked(tile.core, problem, usual)
     core = CORES[tile.core][1](asked, device)  # refuses rows that the core is not for
     found = core if isinstance(core, Refusal) else checked(tile.inner, asked, device)
