@@ -1,30 +1,20 @@
-"""Owns the token-budget rule: each request catches up with its own length, in order of arrival."""
+"""Owns the token-budget rule: every request catches up with its own length, in order of rank."""
 
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from bisect import insort
 
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RequestError
 from ..memory.cache import CacheTables
+from ..memory.groups import peak_pages
+from ..memory.prefix import Hit
+from .limits import Limits
 from .request import NO_CHOICE, Request, Status
-from .step import Row, Step
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one step and one request may take; `chunk_tokens` caps one request in one step."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    chunk_tokens: int | None = None
-    steps_in_flight: int = 1
-
-    @property
-    def in_flight_tokens(self) -> int:
-        """Most tokens of one request computed but not settled."""
-        chunk = min(self.chunk_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
-        return min(chunk * self.steps_in_flight, self.max_model_len)
+from .slots import Counts, SlotCounts
+from .step import Step, compose
+from .waiting import WaitingQueue
 
 
 class Scheduler:
@@ -37,10 +27,13 @@ class Scheduler:
     def __init__(self, limits: Limits, cache: CacheTables) -> None:
         self.limits = limits
         self.cache = cache
-        self.waiting: deque[Request] = deque()
+        self.waiting = WaitingQueue(limits.policy)
         self.running: list[Request] = []
         self.preemptions = 0
+        self._counts = SlotCounts(limits.max_num_seqs)
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._slots: Counts = np.zeros(0, np.int64)  # those of `running`
+        self._arrivals = 0
         self._launched = 0
         self._settled = 0
 
@@ -50,95 +43,106 @@ class Scheduler:
         return bool(self.waiting or self.running or self._launched != self._settled)
 
     def add(self, request: Request) -> None:
-        """Queue a request behind all others."""
-        self.waiting.append(request)
+        """Queue a request. Raises RequestError where the cache could never hold it."""
+        groups, pages = self.cache.groups, self.cache.pool.pages - 1
+        most = peak_pages(groups, request.length_limit, self.limits.in_flight_tokens)
+        if most > pages:
+            raise RequestError(
+                f"a request of up to {request.length_limit} tokens needs {most} pages, "
+                f"the cache has {pages}; lower max_tokens"
+            )
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        request.chain = self.cache.chain(request.tokens, request.cache_salt)
+        self.waiting.push(request)
 
     def schedule(self) -> Step | None:
         """Return the next step, or None where nothing can be computed now."""
-        rows: list[Row] = []
-        budget = self.limits.max_num_batched_tokens
         preempted = self.preemptions
-        for request in list(self.running):
-            count = self._share(request, budget)
-            if count and request.status is Status.RUNNING and self._make_room(request, count):
-                rows.append(self._row(request, count))
-                budget -= count
-        if self.preemptions == preempted:
-            self._admit(rows, budget)
-        if not rows:
+        counts = self._share(self._counts.todo(self._slots), self.limits.max_num_batched_tokens)
+        counts = self._make_room(counts)
+        requests, slots, entered = list(self.running), self._slots, []
+        if self.preemptions == preempted and self.waiting:
+            entered = self._admit(self.limits.max_num_batched_tokens - int(counts.sum()))
+            requests += [request for request, _ in entered]
+            slots = np.append(slots, [request.slot for request, _ in entered]).astype(np.int64)
+            counts = np.append(counts, [count for _, count in entered]).astype(np.int64)
+        if not counts.any():
             return None
         self._launched += 1
-        rows.sort(key=lambda row: row.count)
-        return Step(self._launched, tuple(rows), sum(row.count for row in rows))
+        newcomers = [request for request, _ in entered]
+        return compose(self._launched, self._counts, requests, slots, counts, newcomers)
 
-    def settle(self, step: Step, sampled: Sequence[int]) -> list[Request]:
+    def settle(self, step: Step, sampled: npt.ArrayLike) -> list[Request]:
         """Apply the result of the oldest step in flight: one id a row, -1 where none was asked.
 
         Returns the requests that gained a token or ended; one whose logits are NaN ends with an
         error, others go on.
         """
-        assert step.number == self._settled + 1, "steps settle in order"
-        self._settled = step.number
-        self.cache.lift_fence(step.number)
+        self._end(step)
+        counts, ids = self._counts, np.asarray(sampled, np.int64)
+        live = counts.tenancy[step.slots] == step.tenancies
+        slots, ends = step.slots[live], (step.starts + step.counts)[live]
+        counts.settled[slots] = ends
+        self.cache.settle(slots, ends)
+        asked = step.slots[live & step.samples]
+        counts.arrived[asked] += 1
+        counts.newest[asked] = ids[live & step.samples]
         gained = []
-        for row, token in zip(step.rows, sampled, strict=True):
-            request = row.request
-            if request.status is Status.RUNNING and not row.is_stale:
-                request.settled = row.start + row.count
-                self.cache.settle(row.slot, request.settled)
-            if not row.samples:
-                continue
+        for i in np.flatnonzero(step.samples).tolist():
+            request = step.requests[i]
             # An id of an older timeline is as good as any: it was computed from the same tokens.
-            request.pending -= 1
-            if request.status is Status.FINISHED:
-                continue
-            gained.append(request)
-            if token == NO_CHOICE:
-                request.error = (
-                    f"logits are NaN after {len(request.tokens)} tokens (are the weights damaged?)"
-                )
-                self.finish(request, "error")
-                continue
-            reason = request.append(token)
-            if reason is not None:
-                self.finish(request, reason)
+            request.draining -= not live[i]
+            if request.status is not Status.FINISHED:
+                gained.append(request)
+                self._append(request, int(ids[i]))
         return gained
 
     def fail(self, step: Step) -> None:
         """End every request of the oldest step in flight, which gave no result; others go on."""
-        assert step.number == self._settled + 1, "steps settle in order"
-        self._settled = step.number
-        self.cache.lift_fence(step.number)
-        for row in step.rows:
-            row.request.pending -= row.samples
-            self.finish(row.request, "error")
+        self._end(step)
+        live = self._counts.tenancy[step.slots] == step.tenancies
+        self._counts.known[step.slots[live & step.samples]] -= 1
+        for request, alive, asked in zip(step.requests, live, step.samples, strict=True):
+            request.draining -= bool(asked and not alive)
+            self.finish(request, "error")
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request wherever it is; a step in flight that holds it is ignored later."""
         if request.status is Status.FINISHED:
             return
         if request.status is Status.RUNNING:
-            self.running.remove(request)
-            self._vacate(request)
+            # What an erroneous request has computed may be wrong: nobody else shall go on from it.
+            self._vacate(request, forget=reason == "error")
+            request.status = Status.FINISHED
         else:
-            self.waiting.remove(request)
-        request.status = Status.FINISHED
+            request.status = Status.FINISHED
+            self.waiting.finished()
         request.finish_reason = reason
         request.timings.finished = time.perf_counter()
 
-    def _share(self, request: Request, budget: int) -> int:
-        return min(request.todo, budget, self.limits.chunk_tokens or budget)
+    def _share(self, todo: Counts, budget: int) -> Counts:
+        """Return what each row gets: all it can use, as far as those before it left some."""
+        todo = np.minimum(todo, self.limits.most_of_one)
+        before = np.cumsum(todo) - todo
+        shares: Counts = np.clip(budget - before, 0, todo)
+        return shares
 
-    def _row(self, request: Request, count: int) -> Row:
-        start, end = request.scheduled, request.scheduled + count
-        row = Row(request, request.slot, request.epoch, start, count, end == request.known)
-        request.scheduled = end
-        request.pending += row.samples
-        return row
+    def _make_room(self, counts: Counts) -> Counts:
+        """Give pages to the running requests; return the counts of those that still run.
 
-    def _make_room(self, request: Request, count: int) -> bool:
+        Preempted ones are the last, so those that are left keep their places.
+        """
+        slots, running = self._slots, self.running
+        stops = self._counts.scheduled[slots] + counts
+        for i in np.flatnonzero(stops > self.cache.capacity[slots]).tolist():
+            if i < len(running) and not self._grow(running[i], int(stops[i])):
+                counts[i] = 0
+        return counts[: len(running)]
+
+    def _grow(self, request: Request, tokens: int) -> bool:
         """Give pages to `request`, preempting from the tail; False where it must wait."""
-        while not self.cache.grow(request.slot, request.scheduled + count):
+        while not self.cache.grow(request.slot, tokens):
             if self.cache.fenced_pages:
                 return False  # pages are on their way back: evicting more would gain nothing
             victim = self.running[-1]
@@ -148,48 +152,79 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
         self._vacate(request)
         request.status = Status.PREEMPTED
-        request.epoch += 1
-        request.scheduled = request.settled = 0
         request.preemptions += 1
         self.preemptions += 1
-        self.waiting.appendleft(request)
+        self.waiting.push(request)
 
-    def _vacate(self, request: Request) -> None:
+    def _vacate(self, request: Request, forget: bool = False) -> None:
         in_flight = self._launched if self._launched != self._settled else None
-        self.cache.free(request.slot, in_flight)
+        self.running.remove(request)
+        self.cache.free(request.slot, in_flight, forget)
+        request.draining += self._counts.leave(request.slot)
         self._free_slots.append(request.slot)
         request.slot = -1
+        self._note_running()
 
-    def _admit(self, rows: list[Row], budget: int) -> None:
-        while self.waiting and budget and self._free_slots and self._fits(self.waiting[0]):
-            request = self.waiting.popleft()
-            request.slot = self._free_slots.pop()
-            request.status = Status.RUNNING
-            if not request.timings.scheduled:
-                request.timings.scheduled = time.perf_counter()
-            self.running.append(request)
-            count = self._share(request, budget)
-            grown = self.cache.grow(request.slot, count)
-            assert grown, "_fits looked at more than the first chunk"
-            rows.append(self._row(request, count))
-            budget -= count
+    def _note_running(self) -> None:
+        self._slots = np.array([request.slot for request in self.running], np.int64)
 
-    def _fits(self, request: Request) -> bool:
-        """Whether all that is known of `request` can be computed beside what is promised already.
+    def _admit(self, budget: int) -> list[tuple[Request, int]]:
+        """Let waiting requests in, one after the other; return them with their first shares.
 
-        Asking for the first chunk only would admit requests that preempt each other at once.
+        All that is known of a request must fit beside what is promised to others. Asking for the
+        first share only would admit requests that preempt each other at once.
         """
-        if request.pending:
-            return False  # its old timeline is still in flight
-        promised = self._need(request)
-        for other in self.running:
-            # One page more for each group: a neighbour that grows must not evict the newcomer.
-            need = self._need(other) + len(self.cache.groups)
-            promised += max(0, need - self.cache.held_pages(other.slot))
-        return promised <= self.cache.pool.free_pages
+        entered: list[tuple[Request, int]] = []
+        cache, in_flight = self.cache, self.limits.in_flight_tokens
+        # One page more for each group: a neighbour that grows must not evict the newcomer.
+        spare = len(cache.groups)
+        peaks = cache.peak_pages(self._counts.known[self._slots], in_flight)
+        promised = int(np.maximum(0, peaks + spare - cache.held_pages(self._slots)).sum())
+        while budget and self._free_slots and (request := self.waiting.first()) is not None:
+            if request.draining or promised + spare > cache.pool.free_pages:
+                break  # its old timeline is in flight, or there is no room whatever is known of it
+            hit = cache.find(None if request.needs_all_rows else request.chain, len(request.tokens))
+            peak = peak_pages(cache.groups, len(request.tokens), in_flight)
+            if promised + cache.cost(hit, peak) > cache.pool.free_pages:
+                break
+            self.waiting.pop()
+            count = self._enter(request, hit, budget)
+            entered.append((request, count))
+            budget -= count
+            promised += max(0, peak + spare - int(cache.held_pages(np.array([request.slot]))[0]))
+        if entered:
+            self._note_running()
+        return entered
 
-    def _need(self, request: Request) -> int:
-        return self.cache.peak_pages(request.known, self.limits.in_flight_tokens)
+    def _enter(self, request: Request, hit: Hit, budget: int) -> int:
+        """Give a slot to `request`; return its share of the step."""
+        if request.status is Status.WAITING:
+            request.timings.scheduled = time.perf_counter()
+            request.cached_tokens = hit.tokens
+            if not request.needs_all_rows:
+                self.cache.prefix_counts.count(request.prompt_tokens, hit)
+        request.slot = self._free_slots.pop()
+        request.status = Status.RUNNING
+        insort(self.running, request, key=self.waiting.rank)
+        self.cache.open(request.slot, request.chain, hit)
+        self._counts.enter(request.slot, request, hit.tokens)
+        count = min(len(request.tokens) - hit.tokens, budget, self.limits.most_of_one)
+        grown = self.cache.grow(request.slot, hit.tokens + count)
+        assert grown, "its cost covers more than the first share"
+        return count
+
+    def _append(self, request: Request, token: int) -> None:
+        if token == NO_CHOICE:
+            request.error = (
+                f"logits are NaN after {len(request.tokens)} tokens (are the weights damaged?)"
+            )
+            self.finish(request, "error")
+        elif (reason := request.append(token)) is not None:
+            self.finish(request, reason)
+
+    def _end(self, step: Step) -> None:
+        assert step.number == self._settled + 1, "steps settle in order"
+        self._settled = step.number
+        self.cache.lift_fence(step.number)
