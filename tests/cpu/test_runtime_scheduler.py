@@ -14,10 +14,11 @@ from kernelgen_runtime.launch.plans import plans_in_use
 from kernelgen_runtime.memory.cache import CacheTables
 from kernelgen_runtime.memory.groups import pages_of, peak_pages
 from kernelgen_runtime.memory.pool import PagePool
+from kernelgen_runtime.memory.retention import Retention
 from kernelgen_runtime.memory.sizing import cache_pages
 from kernelgen_runtime.sample.params import SamplingParams
-from kernelgen_runtime.schedule.request import Request, Status
 from kernelgen_runtime.schedule.limits import Limits
+from kernelgen_runtime.schedule.request import Request, Status
 from kernelgen_runtime.schedule.scheduler import Scheduler
 from kernelgen_runtime.schedule.step import Step
 from runtime_fakes import HYBRID, VOCAB, FakeLibrary, Groups, manifest_json, manifest_of, oracle
@@ -44,7 +45,7 @@ class Bench:
         values = manifest_json(self.groups)
         manifest = manifest_of(values)
         seqs = self.limits.max_num_seqs
-        self.cache = CacheTables(manifest.cache.groups, seqs, 16, PagePool(self.pages))
+        self.cache = CacheTables(manifest.cache.groups, seqs, 16, PagePool(self.pages), Retention())
         self.scheduler = Scheduler(self.limits, self.cache)
         self.library = FakeLibrary(values)
         page_bytes = manifest.cache.page_bytes
@@ -259,7 +260,7 @@ def test_result_of_an_old_timeline_moves_no_counter() -> None:
     bench.turn()
     counts, slot = bench.scheduler._counts, request.slot
     assert request.status is Status.RUNNING and counts.scheduled[slot] == 16
-    assert counts.settled[slot] == 0, "the first step of the old timeline settled just now"
+    assert bench.cache._findable[slot] == 0, "the first step of the old timeline settled just now"
     while bench.scheduler.has_work:
         bench.turn()
     assert request.output_ids == oracle([4] * 100, 110)

@@ -97,25 +97,30 @@ class CacheTables:
         """
         full = settled // PAGE_TOKENS
         if self._retention is not None:
-            for i in np.flatnonzero(full > self._findable[slots]).tolist():
+            for i in (full > self._findable[slots]).nonzero()[0].tolist():
                 self._enter(int(slots[i]), int(full[i]), self._retention)
         for g, _, window in self._windows:
             live = np.maximum(0, settled + 1 - window) // PAGE_TOKENS
-            for i in np.flatnonzero(live > self._released[g, slots]).tolist():
+            for i in (live > self._released[g, slots]).nonzero()[0].tolist():
                 self._release(g, int(slots[i]), int(live[i]))
 
     def free(self, slot: int, last_step: int | None, forget: bool = False) -> None:
         """Take every page from `slot`.
 
-        The last ones will be used again first, so that prefixes live longest; `forget`: none of
-        them may be found any more. Where step `last_step` is still in flight and may touch them,
-        they return to the pool only after `lift_fence(last_step)`.
+        The last ones will be used again first, so that prefixes live longest; `forget`: nothing
+        that was computed in this slot may be found any more. Where step `last_step` is still in
+        flight and may touch them, they return to the pool only after `lift_fence(last_step)`.
         """
         stop, content = int(self.capacity[slot]) // PAGE_TOKENS, self.pool.content
         held = (table[slot, :stop][::-1].tolist() for table in self.tables)
         pages = [page for page in concatenated(*zip(*held, strict=True)) if page != NULL_PAGE]
+        chain, findable = self._chains[slot], int(self._findable[slot])
+        if forget and chain is not None:
+            for digest in chain.digests(findable)[:findable]:
+                for g in range(len(self.groups)):
+                    content.doubt(g, digest)
         for page in pages:
-            content.forget(page) if forget else content.want(page)
+            content.want(page)
         for table in self.tables:
             table[slot, :stop] = NULL_PAGE
         self._released[:, slot] = self.capacity[slot] = self._findable[slot] = 0

@@ -1,18 +1,19 @@
 """Owns which page holds which finished tokens, by digest."""
 
-Key = tuple[int, bytes]
-
 
 class Content:
-    """Pages by (cache group, digest of all tokens up to the page's end), and back.
+    """Pages by what they hold, and back: the tokens up to the page's end, of one cache group.
 
-    Several pages may hold the same tokens: requests that ran beside each other computed them; all
-    are kept. A page is `wanted` where it should outlive its last holder.
+    Several pages may hold the same: requests that ran beside each other computed it; all are kept.
+    A page is `wanted` where it should outlive its last holder.
     """
 
     def __init__(self) -> None:
-        self._pages: dict[Key, list[int]] = {}
-        self._keys: dict[int, Key] = {}
+        # No tuples and lists where there is one page, the usual case: what the collector walks
+        # over is paid for in every step.
+        self._pages: dict[bytes, int] = {}
+        self._more: dict[bytes, list[int]] = {}
+        self._keys: dict[int, bytes] = {}
         self._wanted: set[int] = set()
 
     def __len__(self) -> int:
@@ -20,18 +21,19 @@ class Content:
 
     def add(self, group: int, digest: bytes, page: int, wanted: bool) -> None:
         """Note that `page` holds, for layers of `group`, the tokens that `digest` stands for."""
-        key = (group, digest)
-        assert self._keys.get(page, key) == key, f"page {page} holds something else"
-        if page not in self._keys:
-            self._keys[page] = key
-            self._pages.setdefault(key, []).append(page)
+        key = _key(group, digest)
+        held = self._keys.setdefault(page, key)
+        assert held == key, f"page {page} holds something else"
+        if self._pages.setdefault(key, page) != page:
+            more = self._more.setdefault(key, [])
+            if page not in more:
+                more.append(page)
         if wanted:
             self._wanted.add(page)
 
     def find(self, group: int, digest: bytes) -> int | None:
         """Return a page that holds those tokens, None where there is none."""
-        pages = self._pages.get((group, digest))
-        return pages[0] if pages else None
+        return self._pages.get(_key(group, digest))
 
     def want(self, page: int) -> None:
         """Keep `page` beyond its last holder, if anything is known of it."""
@@ -48,13 +50,29 @@ class Content:
         if key is None:
             return
         self._wanted.discard(page)
-        pages = self._pages[key]
-        pages.remove(page)
-        if not pages:
+        more = self._more.get(key)
+        if self._pages[key] != page:
+            assert more is not None
+            more.remove(page)
+        elif more:
+            self._pages[key] = more.pop(0)
+        else:
             del self._pages[key]
+        if more == []:
+            del self._more[key]
+
+    def doubt(self, group: int, digest: bytes) -> None:
+        """Forget every page that holds those tokens."""
+        while (page := self.find(group, digest)) is not None:
+            self.forget(page)
 
     def clear(self) -> None:
         """Forget all pages: weights have changed."""
         self._pages.clear()
+        self._more.clear()
         self._keys.clear()
         self._wanted.clear()
+
+
+def _key(group: int, digest: bytes) -> bytes:
+    return digest + group.to_bytes(2, "little")

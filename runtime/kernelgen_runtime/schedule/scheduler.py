@@ -33,6 +33,7 @@ class Scheduler:
         self._counts = SlotCounts(limits.max_num_seqs)
         self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._slots: Counts = np.zeros(0, np.int64)  # those of `running`
+        self._refused: tuple[Request | None, int] = (None, 0)  # with the pages it would have taken
         self._arrivals = 0
         self._launched = 0
         self._settled = 0
@@ -61,17 +62,18 @@ class Scheduler:
         preempted = self.preemptions
         counts = self._share(self._counts.todo(self._slots), self.limits.max_num_batched_tokens)
         counts = self._make_room(counts)
-        requests, slots, entered = list(self.running), self._slots, []
-        if self.preemptions == preempted and self.waiting:
-            entered = self._admit(self.limits.max_num_batched_tokens - int(counts.sum()))
-            requests += [request for request, _ in entered]
-            slots = np.append(slots, [request.slot for request, _ in entered]).astype(np.int64)
-            counts = np.append(counts, [count for _, count in entered]).astype(np.int64)
+        requests, slots = list(self.running), self._slots
+        entered: list[Request] = []
+        if self.waiting and self._free_slots and self.preemptions == preempted:
+            entered, shares = self._admit(self.limits.max_num_batched_tokens - int(counts.sum()))
+            requests += entered
+            entered_slots = [request.slot for request in entered]
+            slots = np.concatenate([slots, np.array(entered_slots, np.int64)])
+            counts = np.concatenate([counts, np.array(shares, np.int64)])
         if not counts.any():
             return None
         self._launched += 1
-        newcomers = [request for request, _ in entered]
-        return compose(self._launched, self._counts, requests, slots, counts, newcomers)
+        return compose(self._launched, self._counts, requests, slots, counts, entered)
 
     def settle(self, step: Step, sampled: npt.ArrayLike) -> list[Request]:
         """Apply the result of the oldest step in flight: one id a row, -1 where none was asked.
@@ -83,20 +85,12 @@ class Scheduler:
         counts, ids = self._counts, np.asarray(sampled, np.int64)
         live = counts.tenancy[step.slots] == step.tenancies
         slots, ends = step.slots[live], (step.starts + step.counts)[live]
-        counts.settled[slots] = ends
         self.cache.settle(slots, ends)
         asked = step.slots[live & step.samples]
         counts.arrived[asked] += 1
         counts.newest[asked] = ids[live & step.samples]
-        gained = []
-        for i in np.flatnonzero(step.samples).tolist():
-            request = step.requests[i]
-            # An id of an older timeline is as good as any: it was computed from the same tokens.
-            request.draining -= not live[i]
-            if request.status is not Status.FINISHED:
-                gained.append(request)
-                self._append(request, int(ids[i]))
-        return gained
+        rows = zip(step.requests, ids.tolist(), step.samples.tolist(), live.tolist(), strict=True)
+        return self._deliver([(request, id, alive) for request, id, asks, alive in rows if asks])
 
     def fail(self, step: Step) -> None:
         """End every request of the oldest step in flight, which gave no result; others go on."""
@@ -125,7 +119,7 @@ class Scheduler:
         """Return what each row gets: all it can use, as far as those before it left some."""
         todo = np.minimum(todo, self.limits.most_of_one)
         before = np.cumsum(todo) - todo
-        shares: Counts = np.clip(budget - before, 0, todo)
+        shares: Counts = np.minimum(todo, np.maximum(0, budget - before))
         return shares
 
     def _make_room(self, counts: Counts) -> Counts:
@@ -135,7 +129,7 @@ class Scheduler:
         """
         slots, running = self._slots, self.running
         stops = self._counts.scheduled[slots] + counts
-        for i in np.flatnonzero(stops > self.cache.capacity[slots]).tolist():
+        for i in (stops > self.cache.capacity[slots]).nonzero()[0].tolist():
             if i < len(running) and not self._grow(running[i], int(stops[i])):
                 counts[i] = 0
         return counts[: len(running)]
@@ -170,33 +164,36 @@ class Scheduler:
     def _note_running(self) -> None:
         self._slots = np.array([request.slot for request in self.running], np.int64)
 
-    def _admit(self, budget: int) -> list[tuple[Request, int]]:
-        """Let waiting requests in, one after the other; return them with their first shares.
+    def _admit(self, budget: int) -> tuple[list[Request], list[int]]:
+        """Let waiting requests in, one after the other; return them and their first shares.
 
         All that is known of a request must fit beside what is promised to others. Asking for the
         first share only would admit requests that preempt each other at once.
         """
-        entered: list[tuple[Request, int]] = []
+        entered: list[Request] = []
+        shares: list[int] = []
         cache, in_flight = self.cache, self.limits.in_flight_tokens
         # One page more for each group: a neighbour that grows must not evict the newcomer.
         spare = len(cache.groups)
         peaks = cache.peak_pages(self._counts.known[self._slots], in_flight)
         promised = int(np.maximum(0, peaks + spare - cache.held_pages(self._slots)).sum())
         while budget and self._free_slots and (request := self.waiting.first()) is not None:
-            if request.draining or promised + spare > cache.pool.free_pages:
-                break  # its old timeline is in flight, or there is no room whatever is known of it
+            least = self._refused[1] if request is self._refused[0] else spare
+            if request.draining or promised + least > cache.pool.free_pages:
+                break  # its old timeline is in flight, or there is no need to look
             hit = cache.find(None if request.needs_all_rows else request.chain, len(request.tokens))
             peak = peak_pages(cache.groups, len(request.tokens), in_flight)
-            if promised + cache.cost(hit, peak) > cache.pool.free_pages:
+            if promised + (cost := cache.cost(hit, peak)) > cache.pool.free_pages:
+                self._refused = (request, cost)
                 break
             self.waiting.pop()
-            count = self._enter(request, hit, budget)
-            entered.append((request, count))
-            budget -= count
+            shares.append(self._enter(request, hit, budget))
+            entered.append(request)
+            budget -= shares[-1]
             promised += max(0, peak + spare - int(cache.held_pages(np.array([request.slot]))[0]))
         if entered:
             self._note_running()
-        return entered
+        return entered, shares
 
     def _enter(self, request: Request, hit: Hit, budget: int) -> int:
         """Give a slot to `request`; return its share of the step."""
@@ -215,14 +212,25 @@ class Scheduler:
         assert grown, "its cost covers more than the first share"
         return count
 
-    def _append(self, request: Request, token: int) -> None:
-        if token == NO_CHOICE:
-            request.error = (
-                f"logits are NaN after {len(request.tokens)} tokens (are the weights damaged?)"
-            )
-            self.finish(request, "error")
-        elif (reason := request.append(token)) is not None:
-            self.finish(request, reason)
+    def _deliver(self, ids: list[tuple[Request, int, bool]]) -> list[Request]:
+        """Give each request its id; return those that had not ended before."""
+        gained = []
+        for request, token, is_live in ids:
+            if not is_live:
+                # An id of an older timeline is as good as any: it was computed from the same
+                # tokens.
+                request.draining -= 1
+            if request.status is Status.FINISHED:
+                continue
+            gained.append(request)
+            if token == NO_CHOICE:
+                request.error = (
+                    f"logits are NaN after {len(request.tokens)} tokens (are the weights damaged?)"
+                )
+                self.finish(request, "error")
+            elif (reason := request.append(token)) is not None:
+                self.finish(request, reason)
+        return gained
 
     def _end(self, step: Step) -> None:
         assert step.number == self._settled + 1, "steps settle in order"

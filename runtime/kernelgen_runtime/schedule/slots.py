@@ -12,22 +12,20 @@ class SlotCounts:
     """int64 [slots] each; meaningless where a slot is free.
 
     There is no prefill and no decode: a request is `known` tokens long (ids that are still in
-    flight included), of which `scheduled` were handed to steps and `settled` belong to finished
-    ones. `arrived` of them are on the host, `newest` is the last of these. `limit` is the longest
-    it may get. `tenancy` changes when a slot is left: rows of an older tenancy are stale.
+    flight included), of which `scheduled` were handed to steps. `arrived` of them are on the host,
+    `newest` is the last of these. `limit` is the longest it may get. `tenancy` changes when a slot
+    is left: rows of an older tenancy are stale.
     """
 
     def __init__(self, slots: int) -> None:
-        self.known, self.scheduled, self.settled, self.arrived, self.newest = (
-            np.zeros(slots, np.int64) for _ in range(5)
+        self.known, self.scheduled, self.arrived, self.newest, self.limit, self.tenancy = (
+            np.zeros(slots, np.int64) for _ in range(6)
         )
-        self.limit = np.zeros(slots, np.int64)
-        self.tenancy = np.zeros(slots, np.int64)
 
     def enter(self, slot: int, request: Request, computed: int) -> None:
         """Count a request, of which `computed` tokens are there already, from now on."""
         self.known[slot] = self.arrived[slot] = len(request.tokens)
-        self.scheduled[slot] = self.settled[slot] = computed
+        self.scheduled[slot] = computed
         self.newest[slot] = request.tokens[-1]
         self.limit[slot] = request.length_limit
 

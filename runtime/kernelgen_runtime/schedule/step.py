@@ -71,9 +71,10 @@ def compose(
 
     Requests without a share are left out, the shortest shares come first.
     """
-    order = np.argsort(shares, kind="stable")[np.count_nonzero(shares == 0) :]
-    slots, shares = slots[order], shares[order]
-    requests = [requests[i] for i in order.tolist()]
+    if not (shares == 1).all():
+        order = np.argsort(shares, kind="stable")[np.count_nonzero(shares == 0) :]
+        slots, shares = slots[order], shares[order]
+        requests = [requests[i] for i in order.tolist()]
     starts = counts.scheduled[slots]
     counts.scheduled[slots] = ends = starts + shares
     samples = ends == counts.known[slots]
@@ -91,8 +92,8 @@ def _token_ids(
     single = int(np.searchsorted(shares, 1, side="right"))
     behind = counts.arrived[slots[:single]] - starts[:single]
     ids[:single] = np.where(behind == 1, counts.newest[slots[:single]], -1)
-    ends = np.cumsum(shares)
-    for i in (*np.flatnonzero(behind > 1).tolist(), *range(single, len(requests))):
+    ends = shares.cumsum()
+    for i in (*(behind > 1).nonzero()[0].tolist(), *range(single, len(requests))):
         known = requests[i].tokens[starts[i] : starts[i] + shares[i]]
         first = ends[i] - shares[i]
         ids[first : first + len(known)] = known
