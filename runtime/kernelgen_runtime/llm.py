@@ -25,7 +25,7 @@ from .memory.pool import PagePool
 from .memory.sizing import longest_that_fits
 from .sample.params import SamplingParams
 from .schedule.limits import Policy
-from .schedule.request import Request
+from .schedule.request import Request, check_rank, check_salt
 from .schedule.scheduler import Scheduler
 from .scoring import Case, Logits, Score, score
 from .text.detokenize import GrowingText
@@ -133,8 +133,14 @@ class LLM:
         self,
         prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
     ) -> list[Output]:
         """Generate for every prompt (text, or token ids), batched; outputs in order of prompts.
+
+        `priority` counts where the policy is "priority": the lowest number is served first. Only
+        requests of equal `cache_salt` share pages with each other.
 
         A prompt whose logits are NaN has an output with `error`; the others have theirs. Raises
         RequestError for a prompt that cannot be served, before anything runs.
@@ -143,7 +149,14 @@ class LLM:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters")
-        generations = [self.stream(*pair) for pair in zip(prompts, params, strict=True)]
+        priorities = [priority] * len(prompts) if isinstance(priority, int) else priority
+        if len(priorities) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts and {len(priorities)} priorities")
+        generations = [
+            generation
+            for prompt, wanted, rank in zip(prompts, params, priorities, strict=True)
+            for generation in self.choices(prompt, wanted, priority=rank, cache_salt=cache_salt)
+        ]
         by_request = {generation.request: generation for generation in generations}
         for generation in generations:
             generation.begin()
@@ -158,7 +171,14 @@ class LLM:
         self.engine.drain()
         return [generation.output() for generation in generations]
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generation:
         """Return a generation to iterate over: it yields text as it becomes certain.
 
         Raises RequestError for a prompt that cannot be served.
@@ -166,6 +186,7 @@ class LLM:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
         request = self._request(prompt, params)
+        request.priority, request.cache_salt = check_rank(priority), check_salt(cache_salt)
         if not self.has_tokenizer:
             if params.stop:
                 raise RequestError("stop strings need a tokenizer; use stop_token_ids")
@@ -173,6 +194,17 @@ class LLM:
         cut, special = params.include_stop_str_in_output, params.skip_special_tokens
         text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
         return Generation(self.engine, request, text)
+
+    def choices(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Generation]:
+        """Return one generation for each choice that `params` ask for. Raises RequestError."""
+        return [self.stream(prompt, params, priority=priority, cache_salt=cache_salt)]
 
     def logits(
         self, prompt_ids: Sequence[int], fed_ids: Sequence[int] = ()
@@ -196,6 +228,10 @@ class LLM:
             raise TextError(f"{self.folder}: no chat template; give the prompt as plain text")
         text = self.chat_template.render(messages)
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def reset_prefix_cache(self) -> None:
+        """Let no request find what earlier ones have computed: weights have changed."""
+        self._scheduler.cache.pool.content.clear()
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

@@ -19,7 +19,9 @@ def root_digest(salt: str | None = None, seed: str | None = None) -> bytes:
     """
     seed = os.environ.get(SEED_VARIABLE, "") if seed is None else seed
     root = hashlib.sha256(b"kernelgen pages 1\0" + seed.encode(errors="surrogateescape")).digest()
-    return root if salt is None else hashlib.sha256(b"salt\0" + root + salt.encode()).digest()
+    if salt is None:
+        return root
+    return hashlib.sha256(b"salt\0" + root + salt.encode(errors="surrogatepass")).digest()
 
 
 class Chain:

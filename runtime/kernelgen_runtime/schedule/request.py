@@ -4,9 +4,12 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ..errors import RequestError, shown
 from ..memory.chain import Chain
 from ..sample.params import SamplingParams
 
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT = 1024
 NO_CHOICE = -2
 """what a library gives instead of an id where a logit of the row is NaN"""
 
@@ -81,3 +84,19 @@ class Request:
             self.stop_reason = token if token in self.params.stop_token_ids else None
             return "stop"
         return "length" if len(self.tokens) >= self.length_limit else None
+
+
+def check_rank(priority: int) -> int:
+    """Return a priority that is one. Raises RequestError."""
+    if type(priority) is int and abs(priority) <= MAX_PRIORITY:
+        return priority
+    raise RequestError(
+        f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, is {shown(priority)}"
+    )
+
+
+def check_salt(salt: str | None) -> str | None:
+    """Return a cache salt that is one. Raises RequestError."""
+    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):
+        return salt
+    raise RequestError(f"cache_salt must be 1 to {MAX_SALT} characters, is {shown(salt)}")

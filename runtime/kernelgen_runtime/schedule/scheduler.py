@@ -111,7 +111,8 @@ class Scheduler:
             request.status = Status.FINISHED
         else:
             request.status = Status.FINISHED
-            self.waiting.finished()
+            if request.arrival:  # else it was never added
+                self.waiting.finished()
         request.finish_reason = reason
         request.timings.finished = time.perf_counter()
 
