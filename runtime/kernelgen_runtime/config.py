@@ -69,5 +69,16 @@ def resolve_retention(enable_prefix_caching: bool, interval: int | None) -> Rete
     return Retention(interval) if enable_prefix_caching else None
 
 
+def resolve_steps(default: int, async_scheduling: bool | None) -> int:
+    """Return how many steps are in flight; None leaves it to the device. Raises CapacityError."""
+    if async_scheduling is None:
+        return default
+    if not isinstance(async_scheduling, bool):
+        raise CapacityError(
+            f"async_scheduling must be true, false or none, is {shown(async_scheduling)}"
+        )
+    return 1 + async_scheduling
+
+
 def _is_whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .artifact.open import Artifact, open_artifact
 from .clock import default_threads
-from .config import resolve_limits, resolve_retention
+from .config import resolve_limits, resolve_retention, resolve_steps
 from .device.choose import AUTO, Choice, choose
 from .device.cuda import CudaDevice
 from .device.open import open_device
@@ -87,7 +87,7 @@ class LLM:
             max_num_batched_tokens,
             max_model_len,
             chunk_tokens,
-            self.device.steps_in_flight if async_scheduling is None else 1 + async_scheduling,
+            resolve_steps(self.device.steps_in_flight, async_scheduling),
             scheduling_policy,
         )
         retention = resolve_retention(enable_prefix_caching, prefix_cache_retention_interval)

@@ -318,5 +318,3 @@ def test_peak_pages_is_exact(tokens: int, window: int, chunk: int) -> None:
             settled = stop
     bound = peak_pages(group, tokens, chunk)
     assert worst <= bound <= worst + 1
-
-
