@@ -186,12 +186,25 @@ class Watched:
         raise AssertionError("no progress")
 
     def _checked(self) -> Step | None:
+        capacity = self.cache.capacity.copy()
         step = self._schedule()
         self.accounts()
+        self.nobody_is_passed(step, capacity)
         if step is not None:
             self.steps += 1
             self.promises(step)
         return step
+
+    def nobody_is_passed(self, step: Step | None, capacity: np.ndarray) -> None:
+        """Behind a request that waits for pages no other takes any."""
+        served = set() if step is None else {request.id for request in step.requests}
+        newcomers = set() if step is None else {request.id for request in step.entered}
+        left = self.limits.max_num_batched_tokens - (0 if step is None else step.tokens)
+        tenants, waits = self.scheduler._tenants, False
+        for request, todo in zip(tenants.running, tenants.counts.todo(tenants.slots), strict=True):
+            if waits and request.id not in newcomers:
+                assert self.cache.capacity[request.slot] == capacity[request.slot]
+            waits |= bool(request.id not in served and todo and left)
 
     def promises(self, step: Step) -> None:
         """What every step keeps to."""
@@ -238,7 +251,7 @@ class Watched:
         assert unknown == sorted(unknown, reverse=True), "known pages are the last to be used"
         slots = np.array([request.slot for request in self.scheduler.running], np.int64)
         assert int(cache.held_pages(slots).sum()) == sum(held.values())
-        assert sorted([*slots.tolist(), *self.scheduler._free_slots]) == list(
+        assert sorted([*slots.tolist(), *self.scheduler._tenants.free_slots]) == list(
             range(self.limits.max_num_seqs)
         )
 
@@ -247,7 +260,7 @@ class Watched:
         assert not self.scheduler.has_work and not self.cache.fenced_pages
         assert self.cache.pool.free_pages == self.cache.pool.pages - 1
         assert not any(table.any() for table in self.cache.tables)
-        assert len(self.scheduler._free_slots) == self.limits.max_num_seqs
+        assert len(self.scheduler._tenants.free_slots) == self.limits.max_num_seqs
         self.accounts()
 
 

@@ -258,7 +258,7 @@ def test_result_of_an_old_timeline_moves_no_counter() -> None:
         bench.turn()
     bench.scheduler._preempt(request)
     bench.turn()
-    counts, slot = bench.scheduler._counts, request.slot
+    counts, slot = bench.scheduler._tenants.counts, request.slot
     assert request.status is Status.RUNNING and counts.scheduled[slot] == 16
     assert bench.cache._findable[slot] == 0, "the first step of the old timeline settled just now"
     while bench.scheduler.has_work:

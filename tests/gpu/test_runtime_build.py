@@ -57,7 +57,8 @@ def decode_step(llm: LLM, rows: int) -> Step:
         prompt = [(31 * i + 7 * j) % vocab for j in range(1 + 23 * i % 150)]
         llm.stream(prompt, replace(GREEDY, max_tokens=100)).begin()
     scheduler = llm.engine.scheduler
-    while len(scheduler.waiting) or (scheduler._counts.todo(scheduler._slots) != 1).any():
+    tenants = scheduler._tenants
+    while len(scheduler.waiting) or (tenants.counts.todo(tenants.slots) != 1).any():
         llm.engine.step()
     llm.engine.drain()
     step = scheduler.schedule()

@@ -1,7 +1,6 @@
 """Owns the token-budget rule: every request catches up with its own length, in order of rank."""
 
 import time
-from bisect import insort
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +11,9 @@ from ..memory.groups import peak_pages
 from ..memory.prefix import Hit
 from .limits import Limits
 from .request import NO_CHOICE, Request, Status
-from .slots import Counts, SlotCounts
+from .slots import Counts
 from .step import Step, compose
+from .tenants import Tenants
 from .waiting import WaitingQueue
 
 
@@ -28,15 +28,17 @@ class Scheduler:
         self.limits = limits
         self.cache = cache
         self.waiting = WaitingQueue(limits.policy)
-        self.running: list[Request] = []
         self.preemptions = 0
-        self._counts = SlotCounts(limits.max_num_seqs)
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
-        self._slots: Counts = np.zeros(0, np.int64)  # those of `running`
+        self._tenants = Tenants(limits, cache)
         self._refused: tuple[Request | None, int] = (None, 0)  # with the pages it would have taken
         self._arrivals = 0
         self._launched = 0
         self._settled = 0
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that have a slot, in order of rank."""
+        return self._tenants.running
 
     @property
     def has_work(self) -> bool:
@@ -60,20 +62,20 @@ class Scheduler:
     def schedule(self) -> Step | None:
         """Return the next step, or None where nothing can be computed now."""
         preempted = self.preemptions
-        counts = self._share(self._counts.todo(self._slots), self.limits.max_num_batched_tokens)
-        counts = self._make_room(counts)
-        requests, slots = list(self.running), self._slots
+        tenants, budget = self._tenants, self.limits.max_num_batched_tokens
+        shares = self._make_room(self._share(tenants.counts.todo(tenants.slots), budget))
+        requests, slots = list(tenants.running), tenants.slots
         entered: list[Request] = []
-        if self.waiting and self._free_slots and self.preemptions == preempted:
-            entered, shares = self._admit(self.limits.max_num_batched_tokens - int(counts.sum()))
+        if self.waiting and tenants.free_slots and self.preemptions == preempted:
+            entered, first_shares = self._admit(budget - int(shares.sum()))
             requests += entered
             entered_slots = [request.slot for request in entered]
             slots = np.concatenate([slots, np.array(entered_slots, np.int64)])
-            counts = np.concatenate([counts, np.array(shares, np.int64)])
-        if not counts.any():
+            shares = np.concatenate([shares, np.array(first_shares, np.int64)])
+        if not shares.any():
             return None
         self._launched += 1
-        return compose(self._launched, self._counts, requests, slots, counts, entered)
+        return compose(self._launched, tenants.counts, requests, slots, shares, entered)
 
     def settle(self, step: Step, sampled: npt.ArrayLike) -> list[Request]:
         """Apply the result of the oldest step in flight: one id a row, -1 where none was asked.
@@ -82,7 +84,7 @@ class Scheduler:
         error, others go on.
         """
         self._end(step)
-        counts, ids = self._counts, np.asarray(sampled, np.int64)
+        counts, ids = self._tenants.counts, np.asarray(sampled, np.int64)
         live = counts.tenancy[step.slots] == step.tenancies
         slots, ends = step.slots[live], (step.starts + step.counts)[live]
         self.cache.settle(slots, ends)
@@ -95,8 +97,9 @@ class Scheduler:
     def fail(self, step: Step) -> None:
         """End every request of the oldest step in flight, which gave no result; others go on."""
         self._end(step)
-        live = self._counts.tenancy[step.slots] == step.tenancies
-        self._counts.known[step.slots[live & step.samples]] -= 1
+        counts = self._tenants.counts
+        live = counts.tenancy[step.slots] == step.tenancies
+        counts.known[step.slots[live & step.samples]] -= 1
         for request, alive, asked in zip(step.requests, live, step.samples, strict=True):
             request.draining -= bool(asked and not alive)
             self.finish(request, "error")
@@ -107,7 +110,7 @@ class Scheduler:
             return
         if request.status is Status.RUNNING:
             # What an erroneous request has computed may be wrong: nobody else shall go on from it.
-            self._vacate(request, forget=reason == "error")
+            self._leave(request, forget=reason == "error")
             request.status = Status.FINISHED
         else:
             request.status = Status.FINISHED
@@ -123,95 +126,76 @@ class Scheduler:
         shares: Counts = np.minimum(todo, np.maximum(0, budget - before))
         return shares
 
-    def _make_room(self, counts: Counts) -> Counts:
-        """Give pages to the running requests; return the counts of those that still run.
+    def _make_room(self, shares: Counts) -> Counts:
+        """Give pages to the running requests; return the shares of those that still run.
 
-        Preempted ones are the last, so those that are left keep their places.
+        Preempted ones are the last, so those that are left keep their places. Behind one that has
+        to wait for pages nobody takes any.
         """
-        slots, running = self._slots, self.running
-        stops = self._counts.scheduled[slots] + counts
-        for i in (stops > self.cache.capacity[slots]).nonzero()[0].tolist():
-            if i < len(running) and not self._grow(running[i], int(stops[i])):
-                counts[i] = 0
-        return counts[: len(running)]
+        tenants, must_wait = self._tenants, False
+        stops = tenants.counts.scheduled[tenants.slots] + shares
+        growing = stops > self.cache.capacity[tenants.slots]
+        for i in growing.nonzero()[0].tolist():
+            if i >= len(tenants.running):
+                break
+            if must_wait or not self._grow(tenants.running[i], int(stops[i])):
+                shares[i], must_wait = 0, True
+        return shares[: len(tenants.running)]
 
     def _grow(self, request: Request, tokens: int) -> bool:
         """Give pages to `request`, preempting from the tail; False where it must wait."""
         while not self.cache.grow(request.slot, tokens):
             if self.cache.fenced_pages:
                 return False  # pages are on their way back: evicting more would gain nothing
-            victim = self.running[-1]
+            victim = self._tenants.running[-1]
             self._preempt(victim)
             if victim is request:
                 return False
         return True
 
     def _preempt(self, request: Request) -> None:
-        self._vacate(request)
+        self._leave(request)
         request.status = Status.PREEMPTED
         request.preemptions += 1
         self.preemptions += 1
         self.waiting.push(request)
 
-    def _vacate(self, request: Request, forget: bool = False) -> None:
+    def _leave(self, request: Request, forget: bool = False) -> None:
         in_flight = self._launched if self._launched != self._settled else None
-        self.running.remove(request)
-        self.cache.free(request.slot, in_flight, forget)
-        request.draining += self._counts.leave(request.slot)
-        self._free_slots.append(request.slot)
-        request.slot = -1
-        self._note_running()
-
-    def _note_running(self) -> None:
-        self._slots = np.array([request.slot for request in self.running], np.int64)
+        self._tenants.leave(request, in_flight, forget)
 
     def _admit(self, budget: int) -> tuple[list[Request], list[int]]:
-        """Let waiting requests in, one after the other; return them and their first shares.
-
-        All that is known of a request must fit beside what is promised to others. Asking for the
-        first share only would admit requests that preempt each other at once.
-        """
+        """Let waiting requests in, one after the other; return them and their first shares."""
         entered: list[Request] = []
         shares: list[int] = []
-        cache, in_flight = self.cache, self.limits.in_flight_tokens
-        # One page more for each group: a neighbour that grows must not evict the newcomer.
-        spare = len(cache.groups)
-        peaks = cache.peak_pages(self._counts.known[self._slots], in_flight)
-        promised = int(np.maximum(0, peaks + spare - cache.held_pages(self._slots)).sum())
-        while budget and self._free_slots and (request := self.waiting.first()) is not None:
-            least = self._refused[1] if request is self._refused[0] else spare
-            if request.draining or promised + least > cache.pool.free_pages:
+        tenants, cache = self._tenants, self.cache
+        while budget and tenants.free_slots and (request := self.waiting.first()) is not None:
+            room = cache.pool.free_pages - tenants.promised_pages()
+            least = self._refused[1] if request is self._refused[0] else 1
+            if request.draining or least > room:
                 break  # its old timeline is in flight, or there is no need to look
             hit = cache.find(None if request.needs_all_rows else request.chain, len(request.tokens))
-            peak = peak_pages(cache.groups, len(request.tokens), in_flight)
-            if promised + (cost := cache.cost(hit, peak)) > cache.pool.free_pages:
-                self._refused = (request, cost)
+            if (needed := tenants.pages_to_enter(request, hit)) > room:
+                self._refused = (request, needed)
                 break
             self.waiting.pop()
-            shares.append(self._enter(request, hit, budget))
+            self._note_first(request, hit)
+            tenants.enter(request, self.waiting.rank(request), hit)
+            share = min(len(request.tokens) - hit.tokens, budget, self.limits.most_of_one)
+            grown = cache.grow(request.slot, hit.tokens + share)
+            assert grown, "there is room for more than the first share"
             entered.append(request)
-            budget -= shares[-1]
-            promised += max(0, peak + spare - int(cache.held_pages(np.array([request.slot]))[0]))
-        if entered:
-            self._note_running()
+            shares.append(share)
+            budget -= share
         return entered, shares
 
-    def _enter(self, request: Request, hit: Hit, budget: int) -> int:
-        """Give a slot to `request`; return its share of the step."""
-        if request.status is Status.WAITING:
-            request.timings.scheduled = time.perf_counter()
-            request.cached_tokens = hit.tokens
-            if not request.needs_all_rows:
-                self.cache.prefix_counts.count(request.prompt_tokens, hit)
-        request.slot = self._free_slots.pop()
-        request.status = Status.RUNNING
-        insort(self.running, request, key=self.waiting.rank)
-        self.cache.open(request.slot, request.chain, hit)
-        self._counts.enter(request.slot, request, hit.tokens)
-        count = min(len(request.tokens) - hit.tokens, budget, self.limits.most_of_one)
-        grown = self.cache.grow(request.slot, hit.tokens + count)
-        assert grown, "its cost covers more than the first share"
-        return count
+    def _note_first(self, request: Request, hit: Hit) -> None:
+        if request.status is not Status.WAITING:
+            return
+        request.timings.scheduled = time.perf_counter()
+        request.cached_tokens = hit.tokens
+        if request.chain is not None and not request.needs_all_rows:
+            self.cache.prefix_counts.count(request.prompt_tokens, hit)
 
     def _deliver(self, ids: list[tuple[Request, int, bool]]) -> list[Request]:
         """Give each request its id; return those that had not ended before."""
