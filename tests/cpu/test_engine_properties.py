@@ -242,3 +242,41 @@ def test_aborted_at_every_point_of_its_life(depth: int) -> None:
         assert other.output_ids == expected(other, HYBRID)
         assert victim.finish_reason in ("abort", "length")
         engine.nothing_left()
+
+
+def test_a_newcomer_is_not_let_in_to_be_preempted_at_once() -> None:
+    """The first one will need the last page soon; whoever got it would have to give it back."""
+    engine = Watched(Setup(FULL, seqs=2, budget=40, spare=0))
+    for number, length in enumerate((79, 10)):
+        engine.engine.add(request_of(number, [number + 1] * length, 30))
+    engine.drain()
+    assert engine.scheduler.preemptions == 0
+
+
+@pytest.mark.row("B-01")
+def test_behind_one_that_waits_for_pages_nobody_takes_any() -> None:
+    """Two pages are on their way back, one is free: the first in rank needs two, the next one."""
+    engine = Watched(
+        Setup(FULL, seqs=3, budget=40, depth=2, spare=10, policy=Policy.PRIORITY, retention=None)
+    )
+    scheduler, pool = engine.scheduler, engine.cache.pool
+    behind, gone = request_of(0, [1] * 15, 40), request_of(1, [2] * 20, 40)
+    first = request_of(2, [3] * 72, 9, priority=-1)
+    scheduler.add(behind)
+    scheduler.add(gone)
+    steps = [scheduler.schedule()]
+    scheduler.add(first)
+    steps.append(scheduler.schedule())
+    assert [step and step.counts.tolist() for step in steps] == [[15, 20], [1, 1, 38]]
+    assert steps[0] is not None
+    scheduler.settle(steps[0], [5, 5])
+    scheduler.finish(gone, "abort")
+    taken = pool.take(pool.free_pages - 1) or []
+    engine.scheduler.schedule = engine._schedule  # type: ignore[method-assign]
+    assert engine.cache.fenced_pages == 2 and scheduler.schedule() is None
+    assert pool.free_pages == 1 and scheduler.preemptions == 0
+    assert steps[1] is not None
+    scheduler.settle(steps[1], [6, 6, -1])
+    step = scheduler.schedule()
+    assert step is not None and [r.id for r in step.requests] == [0, 2]
+    pool.give_back(taken)

@@ -20,7 +20,7 @@ from kernelgen_runtime.memory.pool import PagePool
 from kernelgen_runtime.memory.prefix import find_prefix
 from kernelgen_runtime.memory.retention import Retention
 from kernelgen_runtime.schedule.request import Request
-from runtime_fakes import environment
+from runtime_fakes import Groups, environment
 
 PAGE = 16
 FULL, NEAR, FAR = CacheGroup("a", None, (0,)), CacheGroup("b", 20, (1,)), CacheGroup("c", 70, (2,))
@@ -208,6 +208,25 @@ def test_a_running_neighbour_is_shared_with() -> None:
     engine.drain()
     assert [request.cached_tokens for request in requests] == [0, 48, 48]
     assert all(request.output_ids == expected(request, engine.groups) for request in requests)
+    engine.nothing_left()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("groups", [(("full", None),), HYBRID])
+def test_equal_prompts_that_come_together_are_computed_once(depth: int, groups: Groups) -> None:
+    """Those behind the first wait for it: a step or two, not until it ends."""
+    engine = Watched(Setup(groups, seqs=6, budget=64, depth=depth, spare=60))
+    requests = [request_of(i, TEXT[:80], 9) for i in range(6)]
+    for request in requests:
+        engine.engine.add(request)
+    while not requests[0].output_ids:
+        engine.engine.step()
+    while any(request.slot < 0 for request in requests):
+        engine.engine.step()
+        assert len(requests[0].output_ids) <= 4, "not until it ends"
+    engine.drain()
+    assert [request.cached_tokens for request in requests] == [0, 64, 64, 64, 64, 64]
+    assert all(request.output_ids == expected(request, groups) for request in requests)
     engine.nothing_left()
 
 

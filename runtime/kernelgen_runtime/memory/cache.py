@@ -138,6 +138,10 @@ class CacheTables:
             self.fenced_pages -= len(pages)
             self.pool.give_back(pages)
 
+    def findable_pages(self, slot: int) -> int:
+        """Return how many pages of `slot`, from its first, are full and settled."""
+        return int(self._findable[slot])
+
     def held_pages(self, slots: Counts) -> Counts:
         """Return the pages that each slot holds now."""
         held: Counts = len(self.groups) * (self.capacity[slots] // PAGE_TOKENS)

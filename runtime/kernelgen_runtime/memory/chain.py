@@ -36,6 +36,10 @@ class Chain:
         self._last = root_digest(salt)
         self._digests: list[bytes] = []
 
+    def digest(self, page: int) -> bytes | None:
+        """Return the digest of a page, None where it was not made yet."""
+        return self._digests[page] if page < len(self._digests) else None
+
     def digests(self, count: int) -> list[bytes]:
         """Return the digests of the first `count` pages at least; all their tokens are known."""
         for i in range(len(self._digests), count):

@@ -178,6 +178,8 @@ class Scheduler:
             if (needed := tenants.pages_to_enter(request, hit)) > room:
                 self._refused = (request, needed)
                 break
+            if tenants.will_soon_have(request, hit):
+                break
             self.waiting.pop()
             self._note_first(request, hit)
             tenants.enter(request, self.waiting.rank(request), hit)

@@ -4,6 +4,7 @@ from bisect import insort
 
 import numpy as np
 
+from ..artifact.manifest import PAGE_TOKENS
 from ..memory.cache import CacheTables
 from ..memory.groups import peak_pages
 from ..memory.prefix import Hit
@@ -11,6 +12,8 @@ from .limits import Limits
 from .request import Request, Status
 from .slots import Counts, SlotCounts
 from .waiting import Rank
+
+PAGES_WORTH_WAITING = 4
 
 
 class Tenants:
@@ -29,6 +32,7 @@ class Tenants:
         # One page more for each group: a neighbour that grows must not evict a newcomer.
         self._spare = len(cache.groups)
         self._in_flight = limits.in_flight_tokens
+        self._most_of_one = limits.most_of_one
 
     def enter(self, request: Request, rank: Rank, hit: Hit) -> None:
         """Give a slot to `request`, which goes on from `hit`."""
@@ -63,6 +67,25 @@ class Tenants:
         """
         peak = peak_pages(self._cache.groups, len(request.tokens), self._in_flight)
         return self._cache.cost(hit, peak)
+
+    def will_soon_have(self, request: Request, hit: Hit) -> bool:
+        """Whether a running request computes right now what comes behind `hit` in `request` too.
+
+        To wait for it costs a step or two; to compute it again, the steps of every request that
+        begins alike: all choices of a prompt, all requests with one introduction.
+        """
+        if request.chain is None or request.needs_all_rows:
+            return False
+        page = hit.tokens // PAGE_TOKENS + PAGES_WORTH_WAITING - 1
+        wanted = request.chain.digest(page)
+        soon = self.counts.scheduled + self._most_of_one
+        return wanted is not None and any(
+            other.chain is not None
+            and other.chain.digest(page) == wanted
+            and self._cache.findable_pages(other.slot) <= page
+            and (page + 1) * PAGE_TOKENS <= soon[other.slot]
+            for other in self.running
+        )
 
     def _note_slots(self) -> None:
         self.slots = np.array([request.slot for request in self.running], np.int64)
