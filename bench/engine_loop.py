@@ -1,6 +1,6 @@
 """Owns what the engine itself costs a step: everything but the model, whose place a fake takes.
 
-    python bench/engine_loop.py [--running 64 256] [--prompt 512] [--tokens 256] [--windows]
+    python bench/engine_loop.py [--running 64 256] [--prompt 512] [--tokens 256] [--window 128]
 
 Prints one JSON line for each number of running requests: microseconds of one decode step
 (schedule, args, launch, settle) and scheduled tokens per second of processor time, prompts included.
@@ -70,7 +70,9 @@ class NoModel:
         raise AssertionError("nobody asks")
 
 
-def args_schema(groups: tuple[CacheGroup, ...], max_tokens: int, rows: int, pages: int) -> ArgsSchema:
+def args_schema(
+    groups: tuple[CacheGroup, ...], max_tokens: int, rows: int, pages: int
+) -> ArgsSchema:
     """The fields of docs/abi.md one behind the other."""
     ints = {
         "counts": (4,),
@@ -110,7 +112,9 @@ def engine(running: int, length: int, window: int | None, depth: int) -> Engine:
     return Engine(manifest, Scheduler(limits, tables), program)
 
 
-def measure(running: int, prompt: int, tokens: int, window: int | None, depth: int) -> dict[str, object]:
+def measure(
+    running: int, prompt: int, tokens: int, window: int | None, depth: int
+) -> dict[str, object]:
     """Run four waves of requests of different lengths; take the time of whole decode steps."""
     chance, one = random.Random(0), engine(running, prompt + tokens + 16, window, depth)
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)

@@ -66,7 +66,7 @@ class ArgsWriter:
         pages = pages_of(int(ends.max()))
         for group, table in zip(cache.groups, cache.tables, strict=True):
             name = f"block_table.{group.name}"
-            self.fields[name][:count, :pages] = table[slots, :pages]
+            self.fields[name][:count, :pages] = table[:, :pages][slots]
             self.used[name] = (count, pages)
 
     def write_nothing(self, plan: Plan) -> None:
@@ -89,7 +89,7 @@ class ArgsWriter:
         count = len(step.requests)
         self.fields["token_ids"][: step.tokens] = step.token_ids
         self.fields["row_slot"][:count] = step.slots
-        self.fields["row_query_start"][1 : count + 1] = np.cumsum(step.counts)
+        self.fields["row_query_start"][1 : count + 1] = step.counts.cumsum()
         self.fields["row_seq_len"][:count] = ends
         for request in step.entered:
             self._sampling.own(request.slot, request)

@@ -42,8 +42,8 @@ class Program:
         plan = self._plans.choose(len(step.requests), step.tokens)
         args = self._runner.args()
         args.write(step, plan, self._tables)
-        asking = np.flatnonzero(step.samples)
-        args.ask(np.cumsum(step.counts)[asking] - 1, asking, read=logits)
+        asking = step.samples.nonzero()[0]
+        args.ask(step.counts.cumsum()[asking] - 1, asking, read=logits)
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
         return Flight(step, asking, self._runner.start(plan, len(asking)))
 

@@ -1,6 +1,7 @@
 """Owns the token-budget rule: every request catches up with its own length, in order of rank."""
 
 import time
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +93,7 @@ class Scheduler:
         counts.arrived[asked] += 1
         counts.newest[asked] = ids[live & step.samples]
         rows = zip(step.requests, ids.tolist(), step.samples.tolist(), live.tolist(), strict=True)
-        return self._deliver([(request, id, alive) for request, id, asks, alive in rows if asks])
+        return self._deliver(rows)
 
     def fail(self, step: Step) -> None:
         """End every request of the oldest step in flight, which gave no result; others go on."""
@@ -122,7 +123,7 @@ class Scheduler:
     def _share(self, todo: Counts, budget: int) -> Counts:
         """Return what each row gets: all it can use, as far as those before it left some."""
         todo = np.minimum(todo, self.limits.most_of_one)
-        before = np.cumsum(todo) - todo
+        before = todo.cumsum() - todo
         shares: Counts = np.minimum(todo, np.maximum(0, budget - before))
         return shares
 
@@ -199,10 +200,12 @@ class Scheduler:
         if request.chain is not None and not request.needs_all_rows:
             self.cache.prefix_counts.count(request.prompt_tokens, hit)
 
-    def _deliver(self, ids: list[tuple[Request, int, bool]]) -> list[Request]:
-        """Give each request its id; return those that had not ended before."""
+    def _deliver(self, rows: Iterable[tuple[Request, int, bool, bool]]) -> list[Request]:
+        """Give each request the id that it has asked; return those that had not ended before."""
         gained = []
-        for request, token, is_live in ids:
+        for request, token, asks, is_live in rows:
+            if not asks:
+                continue
             if not is_live:
                 # An id of an older timeline is as good as any: it was computed from the same
                 # tokens.

@@ -89,11 +89,12 @@ def _token_ids(
 ) -> npt.NDArray[np.int32]:
     """Return the ids of all rows; at most the newest id of a request is still in flight."""
     ids = np.full(int(shares.sum()), -1, np.int32)
-    single = int(np.searchsorted(shares, 1, side="right"))
+    single = int(shares.searchsorted(1, side="right"))
     behind = counts.arrived[slots[:single]] - starts[:single]
     ids[:single] = np.where(behind == 1, counts.newest[slots[:single]], -1)
-    ends = shares.cumsum()
-    for i in (*(behind > 1).nonzero()[0].tolist(), *range(single, len(requests))):
+    rest = (*(behind > 1).nonzero()[0].tolist(), *range(single, len(requests)))
+    ends = shares.cumsum() if rest else shares
+    for i in rest:
         known = requests[i].tokens[starts[i] : starts[i] + shares[i]]
         first = ends[i] - shares[i]
         ids[first : first + len(known)] = known
