@@ -3,7 +3,8 @@
     python bench/engine_loop.py [--running 64 256] [--prompt 512] [--tokens 256] [--window 128]
 
 Prints one JSON line for each number of running requests: microseconds of one decode step
-(schedule, args, launch, settle) and scheduled tokens per second of processor time, prompts included.
+(schedule, args, launch, settle), and scheduled tokens per second of processor time, prompts
+included.
 """
 
 from __future__ import annotations
