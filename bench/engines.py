@@ -29,7 +29,14 @@ class Ours:
     def __init__(self, build: str, weights: str, threads: int) -> None:
         from kernelgen_runtime import LLM
 
-        self.llm = LLM(build, weights, threads=threads, max_num_seqs=8, max_model_len=1024)
+        self.llm = LLM(
+            build,
+            weights,
+            threads=threads,
+            max_num_seqs=8,
+            max_model_len=1024,
+            enable_prefix_caching=False,  # every round computes the same prompts
+        )
 
     def run(self, prompt: int, batch: int, steps: int) -> Answer:
         """One batch from prompts to their last token."""

@@ -66,6 +66,7 @@ class Opened:
             kv_cache_memory_bytes=self._cache_bytes(batch, length),
             threads=self._options.threads,
             graphs=graphs,
+            enable_prefix_caching=False,  # every round computes the same prompts
         )
         return llm, time.perf_counter() - start
 

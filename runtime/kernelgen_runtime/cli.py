@@ -71,7 +71,12 @@ def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
             help="auto (the first GPU that fits, else the CPU), cpu or cuda[:i]",
         )
         command.add_argument("--threads", type=int, metavar="N", help="worker threads of the CPU")
-        command.add_argument("--max-model-len", type=int, metavar="N", help="longest sequence")
+        command.add_argument(
+            "--max-model-len",
+            type=_length,
+            metavar="N",
+            help="longest sequence; auto: the longest that the cache holds",
+        )
         command.add_argument(
             "--max-num-batched-tokens", type=int, metavar="N", help="most tokens of one step"
         )
@@ -89,6 +94,7 @@ def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
         command.add_argument("--debug", action="store_true", help="show tracebacks")
         command.set_defaults(**({} if artifact is None else {"artifact": artifact}))
     _add_run_options(run)
+    _add_engine_options(run)
     logits.add_argument("--cases", required=True, metavar="IN.npz", help="recorded cases")
     logits.add_argument("--out", required=True, metavar="OUT.npz", help="file to write")
     logits.add_argument("--chunk", type=int, metavar="N", help="most prompt tokens of one step")
@@ -101,14 +107,17 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     prompt.add_argument("--prompt", metavar="TEXT", help="what to answer")
     prompt.add_argument("--prompt-ids", metavar="1,2,3", help="token ids, used as they are")
     prompt.add_argument("--interactive", action="store_true", help="chat on the terminal")
+    prompt.add_argument(
+        "--batch", metavar="FILE", help="requests in the OpenAI batch format, one a line"
+    )
     run.add_argument("--raw", action="store_true", help="do not apply the chat template")
     run.add_argument(
         "--max-num-seqs",
         type=int,
-        default=1,
         metavar="N",
-        help="requests that cache and graphs are made for; default 1, which is all that run needs",
+        help="requests at once; default 1, of a batch 32 on the CPU and 256 on a GPU",
     )
+    run.add_argument("--output", metavar="FILE", help="where the answers to --batch go, or went")
     run.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
     run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     run.add_argument("--top-k", type=int, metavar="K", help="0 is off")
@@ -124,6 +133,48 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         metavar="S",
         help="time to measure the read bandwidth, 0 leaves it out",
     )
+
+
+def _add_engine_options(run: argparse.ArgumentParser) -> None:
+    switch = argparse.BooleanOptionalAction
+    run.add_argument(
+        "--enable-prefix-caching",
+        action=switch,
+        default=True,
+        help="prompts that begin alike share what was computed",
+    )
+    run.add_argument(
+        "--prefix-cache-retention-interval",
+        type=_interval,
+        default=0,
+        metavar="N",
+        help="what windows keep of a prompt: none (all), 0 (its end; default), or every N tokens",
+    )
+    run.add_argument(
+        "--scheduling-policy",
+        choices=("fcfs", "priority"),
+        default="fcfs",
+        help="who goes first: who came first, or whose priority number is lowest",
+    )
+    run.add_argument(
+        "--long-prefill-token-threshold",
+        type=int,
+        metavar="N",
+        help="most tokens of one request in one step",
+    )
+    run.add_argument(
+        "--async-scheduling",
+        action=switch,
+        help="launch a step before the last one has ended; default: what the device likes",
+    )
+
+
+def _length(text: str) -> int | str:
+    return text if text == "auto" else int(text)
+
+
+def _interval(text: str) -> int | None:
+    return None if text == "none" else int(text)
 
 
 def _share(text: str) -> float:

@@ -19,6 +19,8 @@ class Output:
     finish_reason: str
     stop_reason: int | str | None
     timings: Timings
+    cached_tokens: int = 0
+    """tokens of the prompt that earlier requests had computed"""
     error: str = ""
     """what went wrong with this prompt alone; its finish reason is "error" then"""
 
@@ -85,6 +87,7 @@ class Generation:
             finish_reason=request.finish_reason or "",
             stop_reason=request.stop_reason,
             timings=request.timings,
+            cached_tokens=request.cached_tokens,
             error=request.error,
         )
 

@@ -2,13 +2,14 @@
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .artifact.open import Artifact, open_artifact
 from .clock import default_threads
-from .config import resolve_limits
+from .config import resolve_limits, resolve_retention, resolve_steps
 from .device.choose import AUTO, Choice, choose
 from .device.cuda import CudaDevice
 from .device.open import open_device
@@ -21,8 +22,10 @@ from .launch.plans import plans_in_use
 from .launch.program import Program
 from .memory.cache import CacheTables
 from .memory.pool import PagePool
+from .memory.sizing import longest_that_fits
 from .sample.params import SamplingParams
-from .schedule.request import Request
+from .schedule.limits import Policy
+from .schedule.request import Request, check_rank, check_salt
 from .schedule.scheduler import Scheduler
 from .scoring import Case, Logits, Score, score
 from .text.detokenize import GrowingText
@@ -43,8 +46,13 @@ class LLM:
     cache as far as memory goes: 1 GiB on the CPU (and one request in any case), on a GPU what
     `gpu_memory_utilization` of all its memory leaves. `logit_rows` is how many rows of logits
     `logits` gets from one step (default: one a request). `graphs` False launches decode steps
-    kernel by kernel. `library` takes the place of the compiled one. Raises a KernelgenRuntimeError
-    for what cannot work.
+    kernel by kernel. `max_model_len` "auto" is the longest that the cache holds.
+
+    `scheduling_policy` is "fcfs" or "priority". `async_scheduling` launches a step before the last
+    one has ended; None leaves it to the device. Prompts that begin alike share cache pages unless
+    `enable_prefix_caching` is False; `prefix_cache_retention_interval` says what windows keep (see
+    `Retention`). `library` takes the place of the compiled one. Raises a KernelgenRuntimeError for
+    what cannot work.
     """
 
     def __init__(
@@ -55,13 +63,17 @@ class LLM:
         device: str | Choice = AUTO,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int | None = None,
-        max_model_len: int | None = None,
+        max_model_len: int | Literal["auto"] | None = None,
         kv_cache_memory_bytes: int | None = None,
         gpu_memory_utilization: float = UTILIZATION,
         threads: int | None = None,
         chunk_tokens: int | None = None,
         logit_rows: int | None = None,
         graphs: bool = True,
+        scheduling_policy: str = Policy.FCFS,
+        async_scheduling: bool | None = None,
+        enable_prefix_caching: bool = True,
+        prefix_cache_retention_interval: int | None = 0,
         library: StepLibrary | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
@@ -75,11 +87,21 @@ class LLM:
             max_num_batched_tokens,
             max_model_len,
             chunk_tokens,
-            self.device.steps_in_flight,
+            resolve_steps(self.device.steps_in_flight, async_scheduling),
+            scheduling_policy,
         )
+        retention = resolve_retention(enable_prefix_caching, prefix_cache_retention_interval)
         plans = plans_in_use(manifest.plans, max_num_seqs, limits.max_num_batched_tokens)
         rows = min(logit_rows or max_num_seqs, manifest.args.max_rows)
-        demand = Demand(limits, plans, rows, kv_cache_memory_bytes, gpu_memory_utilization, graphs)
+        demand = Demand(
+            limits,
+            plans,
+            rows,
+            kv_cache_memory_bytes,
+            gpu_memory_utilization,
+            graphs,
+            may_shorten=max_model_len == "auto",
+        )
         fixed_pages(manifest, demand, isinstance(self.device, CudaDevice))  # refuse it early
         self.threads = default_threads() if threads is None else threads
         if not 1 <= self.threads <= 256:
@@ -91,8 +113,16 @@ class LLM:
         runner, self.pages = ready_runner(
             self.device, self.library, manifest, self.weights.tensors, demand
         )
+        if demand.may_shorten:
+            in_flight, longest = limits.in_flight_tokens, limits.max_model_len
+            longest = longest_that_fits(manifest.cache, self.pages, longest, in_flight)
+            self.limits = limits = replace(limits, max_model_len=longest)
         tables = CacheTables(
-            manifest.cache.groups, max_num_seqs, manifest.args.max_pages, PagePool(self.pages)
+            manifest.cache.groups,
+            max_num_seqs,
+            manifest.args.max_pages,
+            PagePool(self.pages),
+            retention,
         )
         self.program = Program(runner, plans, tables, manifest.vocab)
         self._scheduler = Scheduler(limits, tables)
@@ -103,8 +133,14 @@ class LLM:
         self,
         prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        cache_salt: str | None = None,
     ) -> list[Output]:
         """Generate for every prompt (text, or token ids), batched; outputs in order of prompts.
+
+        `priority` counts where the policy is "priority": the lowest number is served first. Only
+        requests of equal `cache_salt` share pages with each other.
 
         A prompt whose logits are NaN has an output with `error`; the others have theirs. Raises
         RequestError for a prompt that cannot be served, before anything runs.
@@ -113,7 +149,14 @@ class LLM:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters")
-        generations = [self.stream(*pair) for pair in zip(prompts, params, strict=True)]
+        priorities = [priority] * len(prompts) if isinstance(priority, int) else priority
+        if len(priorities) != len(prompts):
+            raise RequestError(f"{len(prompts)} prompts and {len(priorities)} priorities")
+        generations = [
+            generation
+            for prompt, wanted, rank in zip(prompts, params, priorities, strict=True)
+            for generation in self.choices(prompt, wanted, priority=rank, cache_salt=cache_salt)
+        ]
         by_request = {generation.request: generation for generation in generations}
         for generation in generations:
             generation.begin()
@@ -128,7 +171,14 @@ class LLM:
         self.engine.drain()
         return [generation.output() for generation in generations]
 
-    def stream(self, prompt: str | Sequence[int], params: SamplingParams) -> Generation:
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Generation:
         """Return a generation to iterate over: it yields text as it becomes certain.
 
         Raises RequestError for a prompt that cannot be served.
@@ -136,6 +186,7 @@ class LLM:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
         request = self._request(prompt, params)
+        request.priority, request.cache_salt = check_rank(priority), check_salt(cache_salt)
         if not self.has_tokenizer:
             if params.stop:
                 raise RequestError("stop strings need a tokenizer; use stop_token_ids")
@@ -143,6 +194,17 @@ class LLM:
         cut, special = params.include_stop_str_in_output, params.skip_special_tokens
         text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
         return Generation(self.engine, request, text)
+
+    def choices(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[Generation]:
+        """Return one generation for each choice that `params` ask for. Raises RequestError."""
+        return [self.stream(prompt, params, priority=priority, cache_salt=cache_salt)]
 
     def logits(
         self, prompt_ids: Sequence[int], fed_ids: Sequence[int] = ()
@@ -166,6 +228,10 @@ class LLM:
             raise TextError(f"{self.folder}: no chat template; give the prompt as plain text")
         text = self.chat_template.render(messages)
         return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def reset_prefix_cache(self) -> None:
+        """Let no request find what earlier ones have computed: weights have changed."""
+        self._scheduler.cache.pool.content.clear()
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

@@ -86,7 +86,8 @@ def _request(number: int, case: Case) -> Request:
     # One id more than is fed: the last fed token is computed because another is asked after it.
     limit = len(case.prompt_ids) + len(case.fed_ids) + 1
     params = SamplingParams(temperature=0.0)
-    return Request(number, list(case.prompt_ids), params, 0, frozenset(), limit)
+    prompt = list(case.prompt_ids)
+    return Request(number, prompt, params, 0, frozenset(), limit, needs_all_rows=True)
 
 
 def _check(number: int, case: Case, vocab: int, max_model_len: int) -> None:

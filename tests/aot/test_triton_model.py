@@ -109,6 +109,7 @@ def loaded(name: str, dtype: str) -> Subject:
             kv_cache_memory_bytes=made.cache.page_bytes * 60,
             logit_rows=MIXED[-1],
             graphs=False,
+            enable_prefix_caching=False,  # what is free is poisoned
             library=library,
             threads=1,
         )

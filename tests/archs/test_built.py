@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from conftest import ENTRY_POINT, HERE, Subject, folders, subject_of
 from kernelgen_runtime import LLM, SamplingParams
+from kernelgen_runtime.errors import CapacityError
 from kernelgen_runtime.sample.reference import sample
 from kernelgen_runtime.scoring import Case
 from model_builds import build, this_isa
@@ -142,6 +144,48 @@ def test_the_step_chooses_the_recorded_ids(built: Built) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     outputs = built.fused.generate([case.prompt_ids for case in built.inputs], params)
     assert [o.token_ids for o in outputs] == [case.fed_ids for case in built.inputs]
+
+
+# What the engine decides: step size, chunk, steps in flight, and a cache that one request of the
+# longest kind just fits (None: ample). Several shapes of pressure; each preempts at other places.
+SCHEDULES = [(None, 0, False, 4), (16, 0, True, 4), (7, 3, False, 3), (5, 5, True, 8)]
+
+
+@pytest.mark.row("B-03")
+@pytest.mark.row("B-05")
+@pytest.mark.row("B-06")
+@pytest.mark.parametrize("caching", [True, False])
+def test_no_schedule_changes_a_token(built: Built, caching: bool) -> None:
+    """Greedy ids under preemption, chunks, shared prefixes and steps in flight: those alone."""
+    longest = max(built.inputs, key=lambda case: len(case.prompt_ids)).prompt_ids
+    vocab = built.fused.manifest.vocab
+    prompts = [[*longest[:n], (7 * n + 1) % vocab] for n in (3, 16, 33, 33, 40, 47)]
+    params = SamplingParams(temperature=0.0, max_tokens=44, ignore_eos=True)
+    alone = [built.fused.generate([prompt], params)[0].token_ids for prompt in prompts]
+    folder, preemptions, hits = built.make(fusion=True), 0, 0
+    for budget, chunk, asynchronous, seqs in SCHEDULES:
+        tight = None
+        if budget is not None:  # as little as one request of this length needs
+            with pytest.raises(CapacityError) as caught:
+                LLM(folder, built.weights, max_model_len=96, kv_cache_memory_bytes=0)
+            tight = int(re.search(r"\((\d+) bytes\)", str(caught.value)).group(1))
+        llm = LLM(
+            folder,
+            built.weights,
+            threads=2,
+            max_num_seqs=seqs,
+            max_model_len=96,
+            max_num_batched_tokens=budget,
+            chunk_tokens=chunk or None,
+            kv_cache_memory_bytes=tight,
+            async_scheduling=asynchronous,
+            enable_prefix_caching=caching,
+        )
+        for _ in range(2):
+            assert [output.token_ids for output in llm.generate(prompts, params)] == alone
+        preemptions += llm.engine.scheduler.preemptions
+        hits += llm.engine.scheduler.cache.prefix_counts.hit
+    assert preemptions > 0 and (hits > 0) == caching
 
 
 # Off, each filter by itself, both; the seed differs for every row of the batch.

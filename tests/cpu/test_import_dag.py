@@ -66,7 +66,7 @@ TABLE = {
 RUNTIME_ORDER = (
     *("errors", "clock", "buffers", "artifact", "device", "sample", "memory", "weights", "text"),
     *("schedule", "config", "launch", "engine", "scoring", "generation", "speculate", "llm"),
-    *("serve", "commands", "cli"),
+    *("batch", "serve", "commands", "cli"),
 )
 RUNTIME_OUTSIDE = ["torch", "numpy", "tvm_ffi", "safetensors", "tokenizers", "jinja2", "rich"]
 SERVE_OUTSIDE = ["starlette", "uvicorn", "prometheus_client", "llguidance"]

@@ -168,6 +168,13 @@ def test_unusable_requests_are_refused_before_anything_runs(
         ({"chunk_tokens": 0}, "chunk_tokens"),
         ({"kv_cache_memory_bytes": 128 * 10}, "the longest that fits is --max-model-len 64"),
         ({"kv_cache_memory_bytes": 0}, "none fits"),
+        ({"kv_cache_memory_bytes": 0, "max_model_len": "auto"}, "none fits"),
+        ({"kv_cache_memory_bytes": 128 * 2, "max_model_len": "auto"}, "none fits"),
+        ({"max_model_len": "long"}, "max_model_len must be from 1 to 256"),
+        ({"scheduling_policy": "fair"}, "scheduling_policy must be fcfs or priority, is 'fair'"),
+        ({"prefix_cache_retention_interval": -1}, "prefix_cache_retention_interval must be none"),
+        ({"prefix_cache_retention_interval": 2**31}, "from 0 to 2147483647 tokens"),
+        ({"async_scheduling": 2}, "async_scheduling must be true, false or none, is 2"),
     ],
 )
 def test_sizes_that_cannot_work_are_refused(options: dict[str, Any], word: str) -> None:
@@ -179,6 +186,113 @@ def test_the_longest_that_fits_is_true() -> None:
     assert open_toy(kv_cache_memory_bytes=128 * 10, max_model_len=64).pages == 10
     with pytest.raises(CapacityError):
         open_toy(kv_cache_memory_bytes=128 * 10, max_model_len=65)
+
+
+@pytest.mark.parametrize("pages", [3, 5, 10, 14, 40, 10**6])
+def test_an_automatic_length_is_the_longest_that_fits(pages: int) -> None:
+    llm = open_toy(kv_cache_memory_bytes=128 * pages, max_model_len="auto")
+    length = llm.limits.max_model_len
+    assert llm.pages == pages and length == llm.engine.scheduler.limits.max_model_len
+    open_toy(kv_cache_memory_bytes=128 * pages, max_model_len=length)
+    if length < 256:
+        with pytest.raises(CapacityError, match=f"--max-model-len {length}"):
+            open_toy(kv_cache_memory_bytes=128 * pages, max_model_len=length + 1)
+    params = SamplingParams(max_tokens=None, temperature=0.0, ignore_eos=True)
+    assert len(llm.generate([[1]], params)[0].token_ids) == length - 1
+    with pytest.raises(RequestError, match=f"no room in max_model_len {length}"):
+        llm.generate([[1] * length], params)
+
+
+def test_an_automatic_length_without_a_size_is_the_models() -> None:
+    assert open_toy(max_model_len="auto").limits.max_model_len == 256
+
+
+@pytest.mark.row("B-03")
+@pytest.mark.row("B-05")
+@pytest.mark.row("B-06")
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("asynchronous", [True, False])
+@pytest.mark.parametrize("pages", [18, 40, 200])
+def test_nothing_that_the_engine_decides_changes_a_token(
+    caching: bool, asynchronous: bool, pages: int
+) -> None:
+    """Tight and ample caches, two waves of prompts that begin alike, seeds and greedy."""
+    llm = open_toy(
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=130,
+        kv_cache_memory_bytes=128 * pages,
+        enable_prefix_caching=caching,
+        async_scheduling=asynchronous,
+    )
+    prompts = [[9] * n + [n] for n in (40, 40, 3, 60, 33, 16, 15)]
+    params = [
+        SamplingParams(max_tokens=40, temperature=0.8 * (i % 2), top_k=9, seed=i) for i in range(7)
+    ]
+    for _ in range(2):
+        for prompt, param, output in zip(
+            prompts, params, llm.generate(prompts, params), strict=True
+        ):
+            law = {"temperature": float(np.float32(param.temperature)), "top_k": 9}
+            wanted = oracle(prompt, len(prompt) + 40, HYBRID, EOS, **law, seed=param.seed or 0)
+            assert list(output.token_ids) == wanted
+    if pages == 18:
+        assert llm.engine.scheduler.preemptions > 0
+    counts = llm.engine.scheduler.cache.prefix_counts
+    assert (counts.hit > 0) == caching and len(llm.engine._flights) == 0
+
+
+def test_cached_tokens_are_told_and_can_be_dropped() -> None:
+    llm = open_toy()
+    params = SamplingParams(max_tokens=2, temperature=0.0)
+    prompt = [4] * 50
+    told = [llm.generate([prompt], params)[0].cached_tokens for _ in range(2)]
+    llm.reset_prefix_cache()
+    told += [llm.generate([prompt], params, cache_salt=salt)[0].cached_tokens for salt in "aab"]
+    assert told == [0, 48, 0, 48, 0]
+    before = llm.engine.scheduler.cache.prefix_counts.queried
+    score = llm.score([Case(tuple(prompt))])[0]
+    assert np.array_equal(score.prefill_logits, reference(prompt)), "every row, none skipped"
+    assert llm.engine.scheduler.cache.prefix_counts.queried == before
+
+
+def test_priority_decides_who_is_served_first() -> None:
+    prompts, params = [[i + 1] * 20 for i in range(6)], SamplingParams(max_tokens=3)
+    ranks = [3, 1, 2, 0, 1, 3]
+    for policy, order in (("fcfs", [0, 1, 2, 3, 4, 5]), ("priority", [3, 1, 4, 2, 0, 5])):
+        llm = open_toy(max_num_seqs=1, scheduling_policy=policy)
+        outputs = llm.generate(prompts, params, priority=ranks)
+        firsts = [output.timings.first_token for output in outputs]
+        assert sorted(range(6), key=firsts.__getitem__) == order
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ({"priority": 2**31}, "priority must be from -2147483647 to 2147483647"),
+        ({"priority": [0, 0]}, "1 prompts and 2 priorities"),
+        ({"priority": True}, "priority must be"),
+        ({"cache_salt": ""}, "cache_salt must be 1 to 1024 characters"),
+        ({"cache_salt": "x" * 1025}, "cache_salt must be"),
+    ],
+)
+def test_absurd_ranks_and_salts(given: dict[str, Any], word: str) -> None:
+    llm = open_toy()
+    with pytest.raises(RequestError, match=word):
+        llm.generate([[1]], SamplingParams(), **given)
+    assert not llm.engine.scheduler.has_work
+
+
+def test_a_request_that_can_never_fit_is_refused_when_it_comes() -> None:
+    """No interface lets one in; the scheduler would wait for ever, so it looks itself."""
+    llm = open_toy(kv_cache_memory_bytes=128 * 10, max_model_len=64)
+    request = llm.stream([1], SamplingParams(temperature=0.0)).request
+    request.length_limit = 200
+    with pytest.raises(RequestError, match="up to 200 tokens needs 20 pages, the cache has 9"):
+        llm.engine.add(request)
+    assert not llm.engine.scheduler.has_work
+    llm.engine.abort(request)
+    assert len(llm.engine.scheduler.waiting) == 0
 
 
 def test_a_library_that_answers_nonsense_is_an_error_and_frees_the_request() -> None:

@@ -14,10 +14,12 @@ from kernelgen_runtime.launch.plans import plans_in_use
 from kernelgen_runtime.memory.cache import CacheTables
 from kernelgen_runtime.memory.groups import pages_of, peak_pages
 from kernelgen_runtime.memory.pool import PagePool
+from kernelgen_runtime.memory.retention import Retention
 from kernelgen_runtime.memory.sizing import cache_pages
 from kernelgen_runtime.sample.params import SamplingParams
+from kernelgen_runtime.schedule.limits import Limits
 from kernelgen_runtime.schedule.request import Request, Status
-from kernelgen_runtime.schedule.scheduler import Limits, Scheduler
+from kernelgen_runtime.schedule.scheduler import Scheduler
 from kernelgen_runtime.schedule.step import Step
 from runtime_fakes import HYBRID, VOCAB, FakeLibrary, Groups, manifest_json, manifest_of, oracle
 
@@ -43,7 +45,7 @@ class Bench:
         values = manifest_json(self.groups)
         manifest = manifest_of(values)
         seqs = self.limits.max_num_seqs
-        self.cache = CacheTables(manifest.cache.groups, seqs, 16, PagePool(self.pages))
+        self.cache = CacheTables(manifest.cache.groups, seqs, 16, PagePool(self.pages), Retention())
         self.scheduler = Scheduler(self.limits, self.cache)
         self.library = FakeLibrary(values)
         page_bytes = manifest.cache.page_bytes
@@ -101,7 +103,7 @@ class Bench:
                     owner = self.touched.setdefault(page, (row.request, step.number))[0]
                     assert owner is row.request, "a step in flight may still touch this page"
                     self.touched[page] = (row.request, step.number)
-        held = sum(self.cache.held_pages(r.slot) for r in scheduler.running)
+        held = int(self.cache.held_pages(np.array([r.slot for r in scheduler.running])).sum())
         pool = self.cache.pool
         assert held + self.cache.fenced_pages + pool.free_pages == pool.pages - 1
         live = np.concatenate(
@@ -169,7 +171,7 @@ def test_random_traces_keep_every_promise(groups: Groups, depth: int) -> None:
         preempted += bench.scheduler.preemptions
         for request in requests:
             wanted = expected(request, groups)
-            assert request.pending == 0 and request.slot == -1
+            assert request.draining == 0 and request.slot == -1
             if request.id in aborted:
                 assert request.output_ids == wanted[: len(request.output_ids)]
             else:
@@ -236,11 +238,12 @@ def test_preempted_in_flight_waits_for_its_old_timeline_and_keeps_its_token() ->
     bench = Bench(Limits(2, 16, 90, steps_in_flight=2), 60, depth=2)
     request = greedy(0, [4] * 10, 30)
     bench.scheduler.add(request)
-    assert bench.turn() == [] and request.pending == 1
+    assert bench.turn() == []
     bench.scheduler._preempt(request)
+    assert request.draining == 1
     assert bench.scheduler.schedule() is None, "its token is still on the way"
     assert bench.settle() == [request] and request.tokens[10:] == oracle([4] * 10, 11)
-    assert request.settled == 0 and bench.cache.fenced_pages == 0
+    assert request.draining == 0 and bench.cache.fenced_pages == 0
     while bench.scheduler.has_work:
         bench.turn()
     assert request.output_ids == oracle([4] * 10, 30)
@@ -255,8 +258,9 @@ def test_result_of_an_old_timeline_moves_no_counter() -> None:
         bench.turn()
     bench.scheduler._preempt(request)
     bench.turn()
-    assert request.status is Status.RUNNING and request.scheduled == 16
-    assert request.settled == 0, "the first step of the old timeline settled just now"
+    counts, slot = bench.scheduler._tenants.counts, request.slot
+    assert request.status is Status.RUNNING and counts.scheduled[slot] == 16
+    assert bench.cache._findable[slot] == 0, "the first step of the old timeline settled just now"
     while bench.scheduler.has_work:
         bench.turn()
     assert request.output_ids == oracle([4] * 100, 110)
@@ -289,7 +293,7 @@ def test_window_groups_use_their_window_only() -> None:
     while bench.scheduler.has_work:
         bench.turn()
         if request.slot >= 0:
-            most = max(most, bench.cache.held_pages(request.slot))
+            most = max(most, int(bench.cache.held_pages(np.array([request.slot]))[0]))
     assert bench.cache.pool.pages == 5 and most <= 4, "window 20 + 16 in flight touch 4 pages"
     assert request.output_ids == oracle([9] * 200, 250, groups)
 
@@ -314,34 +318,3 @@ def test_peak_pages_is_exact(tokens: int, window: int, chunk: int) -> None:
             settled = stop
     bound = peak_pages(group, tokens, chunk)
     assert worst <= bound <= worst + 1
-
-
-def test_pool_hands_out_each_page_once_and_reuses_the_latest_first() -> None:
-    pool = PagePool(6)
-    first = pool.take(5)
-    assert first is not None and sorted(first) == [1, 2, 3, 4, 5] and pool.take(1) is None
-    pool.give_back([3, 1])
-    pool.give_back([5], keep_content=True)
-    assert pool.take(3) == [3, 1, 5]
-    with pytest.raises(AssertionError):
-        pool.give_back([3, 3])
-
-
-def test_pool_against_a_plain_list() -> None:
-    rng = random.Random(1)
-    pool, free, used = PagePool(40), deque(range(1, 40)), []
-    for _ in range(2000):
-        if rng.random() < 0.5:
-            count = rng.randint(0, 8)
-            taken = pool.take(count)
-            if count > len(free):
-                assert taken is None
-                continue
-            assert taken == [free.popleft() for _ in range(count)]
-            used += taken
-        else:
-            back = [used.pop(rng.randrange(len(used))) for _ in range(min(len(used), 3))]
-            keep = rng.random() < 0.5
-            pool.give_back(back, keep_content=keep)
-            free.extend(back) if keep else free.extendleft(reversed(back))
-        assert pool.free_pages == len(free)

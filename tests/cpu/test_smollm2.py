@@ -77,6 +77,35 @@ def test_greedy_ids_in_a_batch_are_those_alone(
     assert together == [llm.generate([ids], params)[0].token_ids for ids in prompts]
 
 
+def test_no_schedule_changes_a_token(
+    smollm2: Path,
+    smollm2_builds: Callable[[str], Path],
+    subject: tuple[LLM, float],
+    recorded: Recorded,
+) -> None:
+    """A cache for little more than one request, steps of 12, prefixes shared: ids as alone."""
+    llm, _ = subject
+    params = SamplingParams(temperature=0.0, max_tokens=36, ignore_eos=True)
+    whole = recorded.prompt_ids.tolist()
+    prompts = [whole[:20], [*whole[:16], 5], whole[:9], whole]
+    alone = [llm.generate([ids], params)[0].token_ids for ids in prompts]
+    page = llm.manifest.cache.page_bytes
+    tight = LLM(
+        smollm2_builds(llm.manifest.model.activation_dtype),
+        smollm2,
+        max_num_seqs=3,
+        max_model_len=80,
+        max_num_batched_tokens=12,
+        kv_cache_memory_bytes=7 * page,
+        async_scheduling=True,
+        threads=2,
+    )
+    assert [output.token_ids for output in tight.generate(prompts, params)] == alone
+    assert tight.engine.scheduler.preemptions > 0
+    (again,) = tight.generate(prompts[3:], params)
+    assert again.token_ids == alone[3] and again.cached_tokens > 0
+
+
 def test_the_answer_is_right_and_memory_is_bounded(
     smollm2: Path, smollm2_builds: Callable[[str], Path]
 ) -> None:

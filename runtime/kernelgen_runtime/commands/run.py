@@ -6,31 +6,45 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from ..artifact.open import open_artifact
 from ..clock import process_start
+from ..device.choose import Choice, choose
 from ..errors import RequestError, shown
 from ..generation import Output
 from ..llm import LLM
 from ..sample.params import SamplingParams
+from .batch import SEQS_ON_CPU, SEQS_ON_GPU, check_batch, run_batch
 from .figures import compared, figure_lines, figures
 
 IMPORTS_DONE = time.perf_counter()
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer `options.prompt` or chat; return the exit code."""
+    """Answer `options.prompt`, chat or run a batch; return the exit code."""
+    check_batch(options)
+    artifact = open_artifact(options.artifact)
+    choice = choose(artifact.manifests, options.device)
     llm = LLM(
-        options.artifact,
+        artifact,
         options.weights,
-        device=options.device,
-        max_num_seqs=options.max_num_seqs,
+        device=choice,
+        max_num_seqs=options.max_num_seqs or _default_seqs(options, choice),
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         kv_cache_memory_bytes=options.kv_cache_memory_bytes,
         gpu_memory_utilization=options.gpu_memory_utilization,
         threads=options.threads,
         graphs=not options.eager,
+        chunk_tokens=options.long_prefill_token_threshold,
+        scheduling_policy=options.scheduling_policy,
+        async_scheduling=options.async_scheduling,
+        enable_prefix_caching=options.enable_prefix_caching,
+        prefix_cache_retention_interval=options.prefix_cache_retention_interval,
     )
+    if options.batch is not None:
+        return run_batch(llm, Path(options.batch), Path(options.output))
     params = sampling_params(llm, options)
     if options.interactive:
         return chat(llm, params, options.raw)
@@ -52,6 +66,13 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(["", *figure_lines(measured)]))
     return 0
+
+
+def _default_seqs(options: argparse.Namespace, choice: Choice) -> int:
+    """Return how many requests run beside each other where nobody says."""
+    if options.batch is None:
+        return 1
+    return min(SEQS_ON_GPU if choice.gpu else SEQS_ON_CPU, choice.manifest.args.max_rows)
 
 
 def sampling_params(llm: LLM, options: argparse.Namespace) -> SamplingParams:

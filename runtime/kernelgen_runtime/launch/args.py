@@ -57,17 +57,16 @@ class ArgsWriter:
 
     def write(self, step: Step, plan: Plan, cache: CacheTables) -> None:
         """Write everything but the logit rows; see `ask`."""
-        count = len(step.rows)
-        last = self._write_rows(step)
+        count, slots, ends = len(step.requests), step.slots, step.starts + step.counts
+        self._write_rows(step, ends)
         self._pad(plan, count, step.tokens)
-        slots = self.fields["row_slot"][:count]
         for name in ("temperature", "top_p", "top_k"):
             self.fields[name][:count] = getattr(self._sampling, name)[slots]
         self.fields["seed"][:count] = self._sampling.seed_words[slots]
-        pages = pages_of(last)
+        pages = pages_of(int(ends.max()))
         for group, table in zip(cache.groups, cache.tables, strict=True):
             name = f"block_table.{group.name}"
-            self.fields[name][:count, :pages] = table[slots, :pages]
+            self.fields[name][:count, :pages] = table[:, :pages][slots]
             self.used[name] = (count, pages)
 
     def write_nothing(self, plan: Plan) -> None:
@@ -85,27 +84,21 @@ class ArgsWriter:
         self.fields["logit_token"][: len(asked)] = asked
         self.fields["logit_row"][: len(asked)] = rows
 
-    def _write_rows(self, step: Step) -> int:
-        """Write tokens, slots, starts and lengths; return the longest sequence."""
-        ids, slots = self.fields["token_ids"], self.fields["row_slot"]
-        starts, lengths = self.fields["row_query_start"], self.fields["row_seq_len"]
-        position = longest = 0
-        for i, row in enumerate(step.rows):
-            end = row.start + row.count
-            known = row.request.tokens[row.start : end]
-            ids[position : position + len(known)] = known
-            # At most the newest id is still in flight: the step takes it from last_sampled.
-            ids[position + len(known) : position + row.count] = -1
-            slots[i], starts[i], lengths[i] = row.slot, position, end
-            self._sampling.own(row.slot, row.request)
-            position += row.count
-            longest = max(longest, end)
-        return longest
+    def _write_rows(self, step: Step, ends: npt.NDArray[np.int64]) -> None:
+        """Write tokens, slots, starts and lengths."""
+        count = len(step.requests)
+        self.fields["token_ids"][: step.tokens] = step.token_ids
+        self.fields["row_slot"][:count] = step.slots
+        self.fields["row_query_start"][1 : count + 1] = step.counts.cumsum()
+        self.fields["row_seq_len"][:count] = ends
+        for request in step.entered:
+            self._sampling.own(request.slot, request)
 
     def _pad(self, plan: Plan, rows: int, tokens: int) -> None:
-        """Write counts, and rows up to the plan's size that do nothing."""
+        """Write counts, the first row's start, and rows up to the plan's size that do nothing."""
         stop = min(plan.size, self._max_rows)
         self.fields["counts"][:] = (tokens, rows, 0, 0)
+        self.fields["row_query_start"][0] = 0
         self.fields["row_query_start"][rows : stop + 1] = tokens
         self.fields["row_slot"][rows:stop] = -1
         self.fields["row_seq_len"][rows:stop] = 0

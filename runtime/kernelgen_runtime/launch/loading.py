@@ -11,7 +11,7 @@ from ..device.cuda import CudaDevice
 from ..device.host import HostDevice
 from ..memory.budget import Budget, budget_pages
 from ..memory.sizing import cache_pages
-from ..schedule.scheduler import Limits
+from ..schedule.limits import Limits
 from .collector import collector_frozen
 from .cuda_runner import CudaRunner
 from .host_runner import HostRunner
@@ -27,6 +27,7 @@ class Demand:
     """What a run asks of the device beside the weights.
 
     `cache_bytes` None: what fits the requests, on a GPU as far as `utilization` of it goes.
+    `may_shorten`: requests need not be as long as the limits say, if the cache is too small.
     """
 
     limits: Limits
@@ -35,6 +36,7 @@ class Demand:
     cache_bytes: int | None = None
     utilization: float = UTILIZATION
     graphs: bool = True
+    may_shorten: bool = False
 
 
 def fixed_pages(manifest: Manifest, demand: Demand, on_gpu: bool) -> int | None:
@@ -51,6 +53,7 @@ def fixed_pages(manifest: Manifest, demand: Demand, on_gpu: bool) -> int | None:
         limits.max_model_len,
         limits.in_flight_tokens,
         limits.max_num_seqs,
+        demand.may_shorten,
     )
 
 
@@ -108,4 +111,5 @@ def _pages_left(device: CudaDevice, manifest: Manifest, demand: Demand, graph_by
         limits.max_model_len,
         limits.in_flight_tokens,
         limits.max_num_seqs,
+        demand.may_shorten,
     )

@@ -39,16 +39,15 @@ class Program:
 
         `logits`: whether somebody reads them afterwards; else those of greedy rows may be missing.
         """
-        plan = self._plans.choose(len(step.rows), step.tokens)
+        plan = self._plans.choose(len(step.requests), step.tokens)
         args = self._runner.args()
         args.write(step, plan, self._tables)
-        ends = np.cumsum([row.count for row in step.rows])
-        asking = np.flatnonzero([row.samples for row in step.rows])
-        args.ask(ends[asking] - 1, asking, read=logits)
+        asking = step.samples.nonzero()[0]
+        args.ask(step.counts.cumsum()[asking] - 1, asking, read=logits)
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
         return Flight(step, asking, self._runner.start(plan, len(asking)))
 
-    def wait(self, flight: Flight) -> list[int]:
+    def wait(self, flight: Flight) -> npt.NDArray[np.int64]:
         """Wait for a step and return the id chosen for each row, -1 where none was asked.
 
         `NO_CHOICE` is passed on. Raises LaunchError where a library gives no id of the vocabulary.
@@ -59,10 +58,9 @@ class Program:
             raise LaunchError(
                 f"step {flight.step.number}: sampled {strange[0]}, ids are 0 to {self._vocab - 1}"
             )
-        chosen = np.full(len(flight.step.rows), -1)
+        chosen = np.full(len(flight.step.requests), -1)
         chosen[flight.asking] = ids
-        result: list[int] = chosen.tolist()
-        return result
+        return chosen
 
     def run_logits(self, step: Step) -> Iterator[tuple[int, Logits]]:
         """Run `step` and yield (first token row, logits [n, vocab]) for all its token rows.
@@ -70,7 +68,7 @@ class Program:
         The logits buffer holds some rows only: the step is run again for each piece, writing the
         same keys and values to the same places. A piece holds until the next is asked for.
         """
-        plan = self._plans.choose(len(step.rows), step.tokens)
+        plan = self._plans.choose(len(step.requests), step.tokens)
         capacity = min(self._runner.logit_rows, plan.logit_rows)
         for first in range(0, step.tokens, capacity):
             tokens = np.arange(first, min(first + capacity, step.tokens))

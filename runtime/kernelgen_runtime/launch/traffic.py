@@ -1,5 +1,7 @@
 """Owns the bytes a decode step has to read: what achieved bandwidth is computed from."""
 
+import numpy as np
+
 from ..artifact.manifest import Manifest
 from ..buffers import byte_size
 from ..schedule.step import Step
@@ -21,6 +23,6 @@ def cache_bytes(manifest: Manifest, step: Step) -> int:
     total = 0
     for group in manifest.cache.groups:
         limit = group.window or manifest.max_sequence_tokens
-        tokens = sum(min(row.start + row.count, limit) for row in step.rows)
-        total += tokens * manifest.cache.token_bytes(group)
+        tokens = np.minimum(step.starts + step.counts, limit).sum()
+        total += int(tokens) * manifest.cache.token_bytes(group)
     return total

@@ -53,16 +53,19 @@ class DeviceArgs:
         return spans
 
     def _changed_rows(self, words: Ints, field: ArgsField, rows: int, cols: int) -> list[Span]:
-        """Return the spans of a block table, one for each changed row."""
+        """Return the spans of a block table that hold what differs, the gaps between them wide."""
         width = field.shape[1]
         old, new = (
             whole[field.offset : field.offset + rows * width].reshape(rows, width)[:, :cols]
             for whole in (self._held, words)
         )
-        spans: list[Span] = []
-        for row in (old != new).any(axis=1).nonzero()[0].tolist():
-            spans += self._differing(words, field.offset + row * width, cols)
-        return spans
+        of_row, of_column = (old != new).nonzero()
+        if not len(of_row):
+            return []
+        places = field.offset + of_row * width + of_column
+        breaks = (np.diff(places) >= GAP_WORDS).nonzero()[0]
+        starts = places[[0, *(breaks + 1)]].tolist()
+        return list(zip(starts, (places[[*breaks, -1]] + 1).tolist(), strict=True))
 
     def _differing(self, words: Ints, start: int, count: int) -> list[Span]:
         """Return the span from the first to the last of `count` words that differ, if any does."""

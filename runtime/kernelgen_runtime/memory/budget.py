@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..artifact.manifest import CacheSchema
+from ..artifact.manifest import PAGE_TOKENS, CacheSchema
 from ..errors import DeviceMemoryError, amount
 from .groups import peak_pages
 from .sizing import longest_that_fits
@@ -34,19 +34,25 @@ class Budget:
 
 
 def budget_pages(
-    schema: CacheSchema, budget: Budget, max_model_len: int, in_flight: int, max_num_seqs: int
+    schema: CacheSchema,
+    budget: Budget,
+    max_model_len: int,
+    in_flight: int,
+    max_num_seqs: int,
+    may_shorten: bool = False,
 ) -> int:
     """Return the number of pages, the null page included.
 
     `max_num_seqs` requests of `max_model_len` tokens cannot hold more, so more is not taken.
-    Raises DeviceMemoryError where one request does not fit.
+    Raises DeviceMemoryError where one request does not fit; `may_shorten`: where none of one page
+    does.
     """
     one = peak_pages(schema.groups, max_model_len, in_flight)
     pages = min(1 + max_num_seqs * one, budget.cache // schema.page_bytes)
-    if pages > one:
+    fits = longest_that_fits(schema, pages, max_model_len, in_flight)
+    if fits >= (min(PAGE_TOKENS, max_model_len) if may_shorten else max_model_len):
         return pages
     needed = (1 + one) * schema.page_bytes
-    fits = longest_that_fits(schema, pages, max_model_len, in_flight)
     advice = f"the longest that fits is --max-model-len {fits}" if fits else NO_REQUEST
     raise DeviceMemoryError(
         f"{budget.label}: {amount(budget.cache)} are left for the cache ({amount(budget.free)} of "

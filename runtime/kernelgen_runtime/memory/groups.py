@@ -29,8 +29,12 @@ def peak_pages(groups: Sequence[CacheGroup], tokens: int, in_flight: int) -> int
     total = 0
     for group in groups:
         pages = pages_of(tokens)
-        if group.window is not None:
-            span = group.window - 1 + in_flight
-            pages = min(pages, (span + PAGE_TOKENS - 2) // PAGE_TOKENS + 1)
-        total += pages
+        total += pages if group.window is None else min(pages, window_pages(group, in_flight))
     return total
+
+
+def window_pages(group: CacheGroup, in_flight: int) -> int:
+    """Return the most pages that a request of any length holds in a group with a window."""
+    assert group.window is not None
+    span = group.window - 1 + in_flight
+    return (span + PAGE_TOKENS - 2) // PAGE_TOKENS + 1

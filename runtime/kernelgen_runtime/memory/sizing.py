@@ -1,6 +1,6 @@
 """Owns how large the cache is: pages from bytes, and the refusal where one request cannot fit."""
 
-from ..artifact.manifest import CacheSchema
+from ..artifact.manifest import PAGE_TOKENS, CacheSchema
 from ..errors import CapacityError
 from .groups import peak_pages
 
@@ -13,21 +13,24 @@ def cache_pages(
     max_model_len: int,
     in_flight: int,
     max_num_seqs: int = 1,
+    may_shorten: bool = False,
 ) -> int:
     """Return the number of pages, the null page included.
 
     `memory_bytes` None gives `max_num_seqs` requests of `max_model_len` tokens their pages as far
     as 1 GiB goes, and one request in any case; memory is taken only as pages are written.
     `in_flight` is the most tokens of one request computed at once. Raises CapacityError where one
-    request does not fit.
+    request does not fit; `may_shorten`: where a request of one page does not.
     """
     one = peak_pages(schema.groups, max_model_len, in_flight)
     needed = 1 + one
     if memory_bytes is None:
-        return max(needed, min(1 + max_num_seqs * one, DEFAULT_BYTES // schema.page_bytes))
-    pages = memory_bytes // schema.page_bytes
-    if pages < needed:
-        fits = longest_that_fits(schema, pages, max_model_len, in_flight)
+        pages = min(1 + max_num_seqs * one, DEFAULT_BYTES // schema.page_bytes)
+        pages = pages if may_shorten else max(needed, pages)
+    else:
+        pages = memory_bytes // schema.page_bytes
+    fits = longest_that_fits(schema, pages, max_model_len, in_flight)
+    if fits < (min(PAGE_TOKENS, max_model_len) if may_shorten else max_model_len):
         advice = f"the longest that fits is --max-model-len {fits}" if fits else "none fits"
         raise CapacityError(
             f"cache memory of {memory_bytes} bytes is {pages} pages, one request of "

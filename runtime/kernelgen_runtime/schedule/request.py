@@ -1,11 +1,15 @@
-"""Owns the state of one request: its tokens, how far it is, and when it ends."""
+"""Owns the state of one request: its tokens, where it is in its life, and when it ends."""
 
 import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ..errors import RequestError, shown
+from ..memory.chain import Chain
 from ..sample.params import SamplingParams
 
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT = 1024
 NO_CHOICE = -2
 """what a library gives instead of an id where a logit of the row is NaN"""
 
@@ -33,9 +37,9 @@ class Timings:
 class Request:
     """One sequence. `tokens` holds what is known: the prompt and every id that came back.
 
-    There is no prefill and no decode: `scheduled` counts tokens handed to steps, `settled` those
-    of finished steps, `pending` the ids asked of steps in flight. `epoch` changes with each
-    preemption, so that a result of the old timeline never moves the counters of the new one.
+    How far it is computed is counted by slot (`SlotCounts`). `draining` counts ids that are still
+    in flight from a slot that it has left; they belong to it, but no counter moves by them.
+    `needs_all_rows`: every prompt token must be computed, whatever prefix is known.
     """
 
     id: int
@@ -44,15 +48,19 @@ class Request:
     seed: int
     stop_ids: frozenset[int]
     length_limit: int
-    all_logits: bool = False
+    needs_all_rows: bool = False
+    priority: int = 0
+    cache_salt: str | None = None
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """tokens of the prompt that were known when it was first scheduled"""
     status: Status = Status.WAITING
     slot: int = -1
-    scheduled: int = 0
-    settled: int = 0
-    pending: int = 0
-    epoch: int = 0
+    draining: int = 0
     preemptions: int = 0
+    arrival: int = 0
+    """number in the order in which requests were added"""
+    chain: Chain | None = None
     finish_reason: str | None = None
     error: str = ""
     """why it has ended with the finish reason "error", where that is its own doing"""
@@ -61,16 +69,6 @@ class Request:
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
-
-    @property
-    def known(self) -> int:
-        """Tokens of the sequence, ids that are still in flight included."""
-        return len(self.tokens) + self.pending
-
-    @property
-    def todo(self) -> int:
-        """Tokens to compute next; the last token a request may have is never computed."""
-        return self.known - self.scheduled if self.known < self.length_limit else 0
 
     @property
     def output_ids(self) -> list[int]:
@@ -86,3 +84,19 @@ class Request:
             self.stop_reason = token if token in self.params.stop_token_ids else None
             return "stop"
         return "length" if len(self.tokens) >= self.length_limit else None
+
+
+def check_rank(priority: int) -> int:
+    """Return a priority that is one. Raises RequestError."""
+    if type(priority) is int and abs(priority) <= MAX_PRIORITY:
+        return priority
+    raise RequestError(
+        f"priority must be from {-MAX_PRIORITY} to {MAX_PRIORITY}, is {shown(priority)}"
+    )
+
+
+def check_salt(salt: str | None) -> str | None:
+    """Return a cache salt that is one. Raises RequestError."""
+    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= MAX_SALT):
+        return salt
+    raise RequestError(f"cache_salt must be 1 to {MAX_SALT} characters, is {shown(salt)}")

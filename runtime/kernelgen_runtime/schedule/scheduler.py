@@ -1,30 +1,21 @@
-"""Owns the token-budget rule: each request catches up with its own length, in order of arrival."""
+"""Owns the token-budget rule: every request catches up with its own length, in order of rank."""
 
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RequestError
 from ..memory.cache import CacheTables
+from ..memory.groups import peak_pages
+from ..memory.prefix import Hit
+from .limits import Limits
 from .request import NO_CHOICE, Request, Status
-from .step import Row, Step
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one step and one request may take; `chunk_tokens` caps one request in one step."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    chunk_tokens: int | None = None
-    steps_in_flight: int = 1
-
-    @property
-    def in_flight_tokens(self) -> int:
-        """Most tokens of one request computed but not settled."""
-        chunk = min(self.chunk_tokens or self.max_num_batched_tokens, self.max_num_batched_tokens)
-        return min(chunk * self.steps_in_flight, self.max_model_len)
+from .slots import Counts
+from .step import Step, compose
+from .tenants import Tenants
+from .waiting import WaitingQueue
 
 
 class Scheduler:
@@ -37,12 +28,18 @@ class Scheduler:
     def __init__(self, limits: Limits, cache: CacheTables) -> None:
         self.limits = limits
         self.cache = cache
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting = WaitingQueue(limits.policy)
         self.preemptions = 0
-        self._free_slots = list(range(limits.max_num_seqs - 1, -1, -1))
+        self._tenants = Tenants(limits, cache)
+        self._refused: tuple[Request | None, int] = (None, 0)  # with the pages it would have taken
+        self._arrivals = 0
         self._launched = 0
         self._settled = 0
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that have a slot, in order of rank."""
+        return self._tenants.running
 
     @property
     def has_work(self) -> bool:
@@ -50,46 +47,169 @@ class Scheduler:
         return bool(self.waiting or self.running or self._launched != self._settled)
 
     def add(self, request: Request) -> None:
-        """Queue a request behind all others."""
-        self.waiting.append(request)
+        """Queue a request. Raises RequestError where the cache could never hold it."""
+        groups, pages = self.cache.groups, self.cache.pool.pages - 1
+        most = peak_pages(groups, request.length_limit, self.limits.in_flight_tokens)
+        if most > pages:
+            raise RequestError(
+                f"a request of up to {request.length_limit} tokens needs {most} pages, "
+                f"the cache has {pages}; lower max_tokens"
+            )
+        self._arrivals += 1
+        request.arrival = self._arrivals
+        request.chain = self.cache.chain(request.tokens, request.cache_salt)
+        self.waiting.push(request)
 
     def schedule(self) -> Step | None:
         """Return the next step, or None where nothing can be computed now."""
-        rows: list[Row] = []
-        budget = self.limits.max_num_batched_tokens
         preempted = self.preemptions
-        for request in list(self.running):
-            count = self._share(request, budget)
-            if count and request.status is Status.RUNNING and self._make_room(request, count):
-                rows.append(self._row(request, count))
-                budget -= count
-        if self.preemptions == preempted:
-            self._admit(rows, budget)
-        if not rows:
+        tenants, budget = self._tenants, self.limits.max_num_batched_tokens
+        shares = self._make_room(self._share(tenants.counts.todo(tenants.slots), budget))
+        requests, slots = list(tenants.running), tenants.slots
+        entered: list[Request] = []
+        if self.waiting and tenants.free_slots and self.preemptions == preempted:
+            entered, first_shares = self._admit(budget - int(shares.sum()))
+            requests += entered
+            entered_slots = [request.slot for request in entered]
+            slots = np.concatenate([slots, np.array(entered_slots, np.int64)])
+            shares = np.concatenate([shares, np.array(first_shares, np.int64)])
+        if not shares.any():
             return None
         self._launched += 1
-        rows.sort(key=lambda row: row.count)
-        return Step(self._launched, tuple(rows), sum(row.count for row in rows))
+        return compose(self._launched, tenants.counts, requests, slots, shares, entered)
 
-    def settle(self, step: Step, sampled: Sequence[int]) -> list[Request]:
+    def settle(self, step: Step, sampled: npt.ArrayLike) -> list[Request]:
         """Apply the result of the oldest step in flight: one id a row, -1 where none was asked.
 
         Returns the requests that gained a token or ended; one whose logits are NaN ends with an
         error, others go on.
         """
-        assert step.number == self._settled + 1, "steps settle in order"
-        self._settled = step.number
-        self.cache.lift_fence(step.number)
+        self._end(step)
+        counts, ids = self._tenants.counts, np.asarray(sampled, np.int64)
+        live = counts.tenancy[step.slots] == step.tenancies
+        slots, ends = step.slots[live], (step.starts + step.counts)[live]
+        self.cache.settle(slots, ends)
+        asked = step.slots[live & step.samples]
+        counts.arrived[asked] += 1
+        counts.newest[asked] = ids[live & step.samples]
+        rows = zip(step.requests, ids.tolist(), step.samples.tolist(), live.tolist(), strict=True)
+        return self._deliver(rows)
+
+    def fail(self, step: Step) -> None:
+        """End every request of the oldest step in flight, which gave no result; others go on."""
+        self._end(step)
+        counts = self._tenants.counts
+        live = counts.tenancy[step.slots] == step.tenancies
+        counts.known[step.slots[live & step.samples]] -= 1
+        for request, alive, asked in zip(step.requests, live, step.samples, strict=True):
+            request.draining -= bool(asked and not alive)
+            self.finish(request, "error")
+
+    def finish(self, request: Request, reason: str) -> None:
+        """End a request wherever it is; a step in flight that holds it is ignored later."""
+        if request.status is Status.FINISHED:
+            return
+        if request.status is Status.RUNNING:
+            # What an erroneous request has computed may be wrong: nobody else shall go on from it.
+            self._leave(request, forget=reason == "error")
+            request.status = Status.FINISHED
+        else:
+            request.status = Status.FINISHED
+            if request.arrival:  # else it was never added
+                self.waiting.finished()
+        request.finish_reason = reason
+        request.timings.finished = time.perf_counter()
+
+    def _share(self, todo: Counts, budget: int) -> Counts:
+        """Return what each row gets: all it can use, as far as those before it left some."""
+        todo = np.minimum(todo, self.limits.most_of_one)
+        before = todo.cumsum() - todo
+        shares: Counts = np.minimum(todo, np.maximum(0, budget - before))
+        return shares
+
+    def _make_room(self, shares: Counts) -> Counts:
+        """Give pages to the running requests; return the shares of those that still run.
+
+        Preempted ones are the last, so those that are left keep their places. Behind one that has
+        to wait for pages nobody takes any.
+        """
+        tenants, must_wait = self._tenants, False
+        stops = tenants.counts.scheduled[tenants.slots] + shares
+        growing = stops > self.cache.capacity[tenants.slots]
+        for i in growing.nonzero()[0].tolist():
+            if i >= len(tenants.running):
+                break
+            if must_wait or not self._grow(tenants.running[i], int(stops[i])):
+                shares[i], must_wait = 0, True
+        return shares[: len(tenants.running)]
+
+    def _grow(self, request: Request, tokens: int) -> bool:
+        """Give pages to `request`, preempting from the tail; False where it must wait."""
+        while not self.cache.grow(request.slot, tokens):
+            if self.cache.fenced_pages:
+                return False  # pages are on their way back: evicting more would gain nothing
+            victim = self._tenants.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._leave(request)
+        request.status = Status.PREEMPTED
+        request.preemptions += 1
+        self.preemptions += 1
+        self.waiting.push(request)
+
+    def _leave(self, request: Request, forget: bool = False) -> None:
+        in_flight = self._launched if self._launched != self._settled else None
+        self._tenants.leave(request, in_flight, forget)
+
+    def _admit(self, budget: int) -> tuple[list[Request], list[int]]:
+        """Let waiting requests in, one after the other; return them and their first shares."""
+        entered: list[Request] = []
+        shares: list[int] = []
+        tenants, cache = self._tenants, self.cache
+        while budget and tenants.free_slots and (request := self.waiting.first()) is not None:
+            room = cache.pool.free_pages - tenants.promised_pages()
+            least = self._refused[1] if request is self._refused[0] else 1
+            if request.draining or least > room:
+                break  # its old timeline is in flight, or there is no need to look
+            hit = cache.find(None if request.needs_all_rows else request.chain, len(request.tokens))
+            if (needed := tenants.pages_to_enter(request, hit)) > room:
+                self._refused = (request, needed)
+                break
+            if tenants.will_soon_have(request, hit):
+                break
+            self.waiting.pop()
+            self._note_first(request, hit)
+            tenants.enter(request, self.waiting.rank(request), hit)
+            share = min(len(request.tokens) - hit.tokens, budget, self.limits.most_of_one)
+            grown = cache.grow(request.slot, hit.tokens + share)
+            assert grown, "there is room for more than the first share"
+            entered.append(request)
+            shares.append(share)
+            budget -= share
+        return entered, shares
+
+    def _note_first(self, request: Request, hit: Hit) -> None:
+        if request.status is not Status.WAITING:
+            return
+        request.timings.scheduled = time.perf_counter()
+        request.cached_tokens = hit.tokens
+        if request.chain is not None and not request.needs_all_rows:
+            self.cache.prefix_counts.count(request.prompt_tokens, hit)
+
+    def _deliver(self, rows: Iterable[tuple[Request, int, bool, bool]]) -> list[Request]:
+        """Give each request the id that it has asked; return those that had not ended before."""
         gained = []
-        for row, token in zip(step.rows, sampled, strict=True):
-            request = row.request
-            if request.status is Status.RUNNING and not row.is_stale:
-                request.settled = row.start + row.count
-                self.cache.settle(row.slot, request.settled)
-            if not row.samples:
+        for request, token, asks, is_live in rows:
+            if not asks:
                 continue
-            # An id of an older timeline is as good as any: it was computed from the same tokens.
-            request.pending -= 1
+            if not is_live:
+                # An id of an older timeline is as good as any: it was computed from the same
+                # tokens.
+                request.draining -= 1
             if request.status is Status.FINISHED:
                 continue
             gained.append(request)
@@ -98,98 +218,11 @@ class Scheduler:
                     f"logits are NaN after {len(request.tokens)} tokens (are the weights damaged?)"
                 )
                 self.finish(request, "error")
-                continue
-            reason = request.append(token)
-            if reason is not None:
+            elif (reason := request.append(token)) is not None:
                 self.finish(request, reason)
         return gained
 
-    def fail(self, step: Step) -> None:
-        """End every request of the oldest step in flight, which gave no result; others go on."""
+    def _end(self, step: Step) -> None:
         assert step.number == self._settled + 1, "steps settle in order"
         self._settled = step.number
         self.cache.lift_fence(step.number)
-        for row in step.rows:
-            row.request.pending -= row.samples
-            self.finish(row.request, "error")
-
-    def finish(self, request: Request, reason: str) -> None:
-        """End a request wherever it is; a step in flight that holds it is ignored later."""
-        if request.status is Status.FINISHED:
-            return
-        if request.status is Status.RUNNING:
-            self.running.remove(request)
-            self._vacate(request)
-        else:
-            self.waiting.remove(request)
-        request.status = Status.FINISHED
-        request.finish_reason = reason
-        request.timings.finished = time.perf_counter()
-
-    def _share(self, request: Request, budget: int) -> int:
-        return min(request.todo, budget, self.limits.chunk_tokens or budget)
-
-    def _row(self, request: Request, count: int) -> Row:
-        start, end = request.scheduled, request.scheduled + count
-        row = Row(request, request.slot, request.epoch, start, count, end == request.known)
-        request.scheduled = end
-        request.pending += row.samples
-        return row
-
-    def _make_room(self, request: Request, count: int) -> bool:
-        """Give pages to `request`, preempting from the tail; False where it must wait."""
-        while not self.cache.grow(request.slot, request.scheduled + count):
-            if self.cache.fenced_pages:
-                return False  # pages are on their way back: evicting more would gain nothing
-            victim = self.running[-1]
-            self._preempt(victim)
-            if victim is request:
-                return False
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
-        self._vacate(request)
-        request.status = Status.PREEMPTED
-        request.epoch += 1
-        request.scheduled = request.settled = 0
-        request.preemptions += 1
-        self.preemptions += 1
-        self.waiting.appendleft(request)
-
-    def _vacate(self, request: Request) -> None:
-        in_flight = self._launched if self._launched != self._settled else None
-        self.cache.free(request.slot, in_flight)
-        self._free_slots.append(request.slot)
-        request.slot = -1
-
-    def _admit(self, rows: list[Row], budget: int) -> None:
-        while self.waiting and budget and self._free_slots and self._fits(self.waiting[0]):
-            request = self.waiting.popleft()
-            request.slot = self._free_slots.pop()
-            request.status = Status.RUNNING
-            if not request.timings.scheduled:
-                request.timings.scheduled = time.perf_counter()
-            self.running.append(request)
-            count = self._share(request, budget)
-            grown = self.cache.grow(request.slot, count)
-            assert grown, "_fits looked at more than the first chunk"
-            rows.append(self._row(request, count))
-            budget -= count
-
-    def _fits(self, request: Request) -> bool:
-        """Whether all that is known of `request` can be computed beside what is promised already.
-
-        Asking for the first chunk only would admit requests that preempt each other at once.
-        """
-        if request.pending:
-            return False  # its old timeline is still in flight
-        promised = self._need(request)
-        for other in self.running:
-            # One page more for each group: a neighbour that grows must not evict the newcomer.
-            need = self._need(other) + len(self.cache.groups)
-            promised += max(0, need - self.cache.held_pages(other.slot))
-        return promised <= self.cache.pool.free_pages
-
-    def _need(self, request: Request) -> int:
-        return self.cache.peak_pages(request.known, self.limits.in_flight_tokens)

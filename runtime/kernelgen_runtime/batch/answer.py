@@ -1,0 +1,81 @@
+"""Owns the line of an answer, in the OpenAI batch format."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ..generation import Output
+from .lines import CHAT, Line
+
+Answer = dict[str, Any]
+
+
+def answer_id(number: int) -> str:
+    """Return the id of the answer to line `number`: what a continued run knows it by."""
+    return f"batch_req_{number}"
+
+
+def unread(line: Line) -> Answer:
+    """Return the answer to a line that is no request."""
+    error = {"code": "invalid_request", "message": line.problem}
+    return _answer(line, None) | {"error": error}
+
+
+def refused(line: Line, status: int, message: str) -> Answer:
+    """Return the answer to a request that could not be served."""
+    kind = "BadRequestError" if status < 500 else "InternalServerError"
+    error = {"message": message, "type": kind, "param": None, "code": status}
+    return _answer(line, _response(line, status, {"error": error}))
+
+
+def served(line: Line, model: str, outputs: Sequence[Output], tells_ids: bool) -> Answer:
+    """Return the answer with all choices of a request."""
+    is_chat = line.url == CHAT
+    choices = [_choice(i, output, is_chat, tells_ids) for i, output in enumerate(outputs)]
+    body = {
+        "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.number}",
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(time.time()),
+        "model": model,
+        "choices": choices,
+        "usage": _usage(outputs),
+    }
+    return _answer(line, _response(line, 200, body))
+
+
+def _choice(index: int, output: Output, is_chat: bool, tells_ids: bool) -> Answer:
+    text = output.text or ""
+    said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+    choice = {
+        "index": index,
+        **said,
+        "logprobs": None,
+        "finish_reason": output.finish_reason,
+        "stop_reason": output.stop_reason,
+    }
+    # Without a tokenizer ids are all there is.
+    return choice | ({"token_ids": output.token_ids} if tells_ids or output.text is None else {})
+
+
+def _usage(outputs: Sequence[Output]) -> Answer:
+    prompt = sum(len(output.prompt_ids) for output in outputs)
+    generated = sum(len(output.token_ids) for output in outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": sum(o.cached_tokens for o in outputs)},
+    }
+
+
+def _response(line: Line, status: int, body: Answer) -> Answer:
+    return {"status_code": status, "request_id": f"req_{line.number}", "body": body}
+
+
+def _answer(line: Line, response: Answer | None) -> Answer:
+    return {
+        "id": answer_id(line.number),
+        "custom_id": line.custom_id,
+        "response": response,
+        "error": None,
+    }
