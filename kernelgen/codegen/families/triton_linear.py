@@ -9,6 +9,7 @@ from kernelgen.codegen.families.triton_choice import Best, given
 from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote, Quoter
 from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
+from kernelgen.codegen.families.triton_packed import PackedTile, packed_format
 from kernelgen.codegen.families.triton_product import Product, product
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
 from kernelgen.codegen.families.triton_sliced import SlicedTile
@@ -17,13 +18,16 @@ from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
-ProductTile = GemvTile | SlicedTile | SkinnyTile | GemmTile
+ProductTile = GemvTile | SlicedTile | SkinnyTile | GemmTile | PackedTile
 Chooser = Callable[[Product, Device], Best[Product] | Refusal]
 
 
 def product_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
-    """Products of one row with what prepares and finishes them."""
-    return region.recall("linear", lambda: linear_roles(region))
+    """Products of one row with what prepares and finishes them; their matrices are plain."""
+    roles = region.recall("linear", lambda: linear_roles(region))
+    if isinstance(roles, LinearRoles) and packed_format(region, roles) is not None:
+        return Refusal("its matrices are packed")
+    return roles
 
 
 def quote_product(kind: type[ProductTile], choose: Chooser) -> Quoter:
