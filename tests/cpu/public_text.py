@@ -1,6 +1,7 @@
 """Owns the text that formats are compared on: the Gettysburg Address of 1863, public domain."""
 
-TEXT = """Four score and seven years ago our fathers brought forth on this continent, a new nation, \
+TEXT = """\
+Four score and seven years ago our fathers brought forth on this continent, a new nation, \
 conceived in Liberty, and dedicated to the proposition that all men are created equal.
 
 Now we are engaged in a great civil war, testing whether that nation, or any nation so conceived \
