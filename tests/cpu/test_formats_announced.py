@@ -55,8 +55,8 @@ ATTENTION, EXPERT = "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.exper
 
 
 def compressed(**weights: Any) -> dict[str, Any]:
-    return {"quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}  # fmt: skip
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    return {"quant_method": "compressed-tensors", "format": "mixed", "config_groups": groups}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,8 @@ def test_announced(config: dict[str, Any], module: str, wanted: Scheme | None) -
         ({**DEEPSEEK, "fmt": "e5m2"}, "fmt: is 'e5m2'"),
         ({**ROUND, "packing_format": "exllama"}, "packing_format: is 'exllama'"),
         ({**NEMOTRON, "quantization": {"quant_algo": "INT8_SQ"}}, "quant_algo: is 'INT8_SQ'"),
-        (compressed(num_bits=4, type="float", strategy="group", group_size=64), "weights: is '4-bit"),
+        (compressed(num_bits=4, type="float", strategy="group", group_size=64),
+         "weights: is '4-bit"),
         (compressed(num_bits=4, type="int", strategy="group", group_size=128, actorder="group"),
          "actorder: is 'group'"),
         ({**KIMI, "ignore": ["re:(unclosed"]}, "pattern '.unclosed'"),

@@ -14,7 +14,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, best
+from kernelgen.codegen.families.triton_choice import Best, Wasteful, best
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import LATENCY_US, Demand, Grid, Timing, timing
 from kernelgen.formats import WeightFormat
@@ -24,6 +24,8 @@ from kernelgen.planner.network import Region
 
 _DECODE_OPS = 8
 """instructions that make a number of a code and scale it; counted in the text of the kernel"""
+_WORD_OPS = 3
+"""the same on vector units, multiplication included: shift, mask, fused multiply-add"""
 _SHARE = 0.5
 """of the rate of large products, where weights pass registers before they are multiplied. Assumed
 until it is measured."""
@@ -103,6 +105,56 @@ class PackedTile:
         return problem.masks(self.rows, self.outputs, self.depth)
 
 
+@dataclass(frozen=True)
+class PackedGemvTile:
+    """A block computes `outputs` columns of one row; it walks K in steps of `depth`."""
+
+    outputs: int
+    depth: int
+    warps: int
+
+    def footprint(self, problem: Product) -> Footprint:
+        """Registers: the codes of a step and of the next, their rows, and a sum for each chunk."""
+        codes = self.outputs * problem.most_matrices * self.depth * problem.weight_bits / 32
+        held = codes * 2.25 + self.depth
+        registers = frame_registers(held / (self.warps * WARP))
+        return Footprint(self.warps, registers, shared_bytes=self.warps * 128)
+
+    def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
+        """Limits of the block, steps that no row fills, threads without a chunk."""
+        found = list(self.footprint(problem).problems(device))
+        chunks = self.outputs * self.depth * problem.weight_bits // 128
+        if chunks < self.warps * WARP:
+            found.append(Wasteful("less than 16 bytes of codes for each thread and step"))
+        if self.depth > max(256, next_power_of_two(problem.k)):
+            found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
+        return tuple(found)
+
+    def time(self, problem: Product, device: Device) -> Timing:
+        """As the plain product; codes cost instructions, of which rows share none."""
+        blocks, footprint = problem.tiles(self.outputs), self.footprint(problem)
+        weights = problem.weight_rows * problem.k
+        grid = Grid(
+            blocks=blocks,
+            footprint=footprint,
+            steps=ceil_div(problem.k, self.depth),
+            early_us=LATENCY_US,
+            lead_us=problem.lead_us,
+        )
+        traffic = problem.row_traffic(blocks, problem.rows, footprint, device)
+        demand = Demand(
+            memory_bytes=problem.bytes,
+            cache_bytes=weights * problem.weight_bits // 8 + traffic,
+            vector_ops=weights * _WORD_OPS + 2 * blocks * problem.rows * problem.k,
+            serial_ops=problem.prep_ops(blocks, problem.rows),
+        )
+        return timing(grid, demand, device)
+
+    def masks(self, problem: Product) -> tuple[str, ...]:
+        """The last step of the row and the last block of each matrix."""
+        return problem.masks(1, self.outputs, self.depth)
+
+
 def padded_rows(rows: int) -> int:
     """Rows of a block: what tensor cores multiply at least, or a power of two above."""
     return min(_MOST_ROWS, max(16, next_power_of_two(rows)))
@@ -116,6 +168,22 @@ def space(rows: int) -> Iterator[PackedTile]:
                 for stages in (3, 2, 4):
                     for warps in (4, 8):
                         yield PackedTile(high, outputs, depth, stages, warps)
+
+
+def gemv_space() -> Iterator[PackedGemvTile]:
+    """All tiles of one row, wide steps first."""
+    for depth in (4096, 2048, 1024, 512, 8192):
+        for warps in (4, 2, 8, 1):
+            for outputs in (4, 8, 2, 1, 16):
+                yield PackedGemvTile(outputs, depth, warps)
+
+
+@lru_cache(maxsize=4096)
+def gemv_packed(problem: Product, device: Device) -> Best[Product] | Refusal:
+    """The best tile for one row; refused for more."""
+    if problem.rows > 1:
+        return Refusal(f"{problem.rows} rows, which tensor cores multiply at the cost of one")
+    return best(gemv_space(), problem, device)
 
 
 @lru_cache(maxsize=4096)
