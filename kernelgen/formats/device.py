@@ -8,7 +8,7 @@ from kernelgen.formats.format import WHOLE, WeightFormat
 
 PANEL = 32
 CHUNK = 32
-"""columns whose nibbles lie together in the rows layout: k and k + 16 in one byte"""
+"""columns whose nibbles lie together in the rows layout: four words, code j of word w is 4j + w"""
 SECTION = 256
 """bytes that the sections of the rows layout start at multiples of"""
 _FACTOR_BYTES = 4

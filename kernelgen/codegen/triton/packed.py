@@ -37,30 +37,29 @@ def packed_context(
         "offset": f"{1 << (bits - 1)}.0",
         "zero": kind.zero,
         "factor": kind.row_factor,
-        **_by_words(kind),
+        **_walk(kind),
     }
     return context
 
 
-def _by_words(kind: WeightFormat) -> dict[str, Any]:
-    """How a thread walks through the 16 bytes of a chunk.
+def _walk(kind: WeightFormat) -> dict[str, Any]:
+    """How kernels walk through the 16 bytes of a chunk.
 
-    `units`: four words, or 16 numbers where the hardware widens them; `offsets`: of the elements of
-    a unit, in columns; `elements`: which of them are summed together, in `parts` sums a chunk.
-    Integers become 1 + q / `span` by putting their bits (`mantissa`) into a float's.
+    `units`: four words of eight codes, or 16 bytes; `offsets`: of the codes of a unit, in columns;
+    `elements`: which of them share a scale, in `parts` sums a chunk. Integers become 1 + q / `span`
+    once their bits (`mantissa`) are put into a float's.
     """
     bits = kind.code.stored_bits
-    if kind.code.name == "e4m3":
-        return {"units": 16, "offsets": [0], "elements": [[0]], "parts": 1}
-    count = 32 // bits
-    offsets = [j // 2 + j % 2 * 16 if bits == 4 else j for j in range(count)]
-    two = bits == 4 and kind.group == 16
-    halves = [[j for j in range(count) if j % 2 == half] for half in (0, 1)]
+    count = 8 if bits == 4 else 1
+    offsets = [4 * j for j in range(count)]
+    parts = 2 if bits == 4 and kind.group == 16 else 1
+    each = count // parts
     return {
-        "units": 4,
+        "units": 4 if bits == 4 else 16,
         "offsets": offsets,
-        "elements": halves if two else [list(range(count))],
-        "parts": 2 if two else 1,
+        "elements": [list(range(p * each, p * each + each)) for p in range(parts)],
+        "parts": parts,
         "span": 1 << bits,
         "mantissa": hex(((1 << bits) - 1) << (23 - bits)),
+        "shift": 23 - bits,
     }

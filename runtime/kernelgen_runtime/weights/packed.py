@@ -167,8 +167,8 @@ def _write_rows(
     starts, n = packed_sections(packed), len(codes)
     codes = pad(codes, (0, -codes.shape[1] % _CHUNK))
     if packed.stored_bits == 4:
-        chunks = codes.reshape(n, -1, 2, _CHUNK // 2)
-        codes = (chunks[:, :, 0] | (chunks[:, :, 1] << 4)).flatten(1)
+        words = codes.reshape(n, -1, 8, 4).transpose(2, 3)
+        codes = (words[..., ::2] | (words[..., 1::2] << 4)).flatten(1)
     _put(out, starts[0], first, codes)
     if packed.scale_rows == 0:
         _put(out, starts[1], first, parts.scale.expand(n, packed.groups).contiguous())
