@@ -12,7 +12,7 @@ import torch
 from format_samples import packed, with_zeros
 from safetensors.torch import save_file
 
-from kernelgen.archs.registry import find_architecture
+from kernelgen.archs.registry import builtin_config, find_architecture
 from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.formats import weight_format
 from kernelgen.formats.announcement import Scheme
@@ -23,14 +23,15 @@ from kernelgen.spec.config import ConfigFile
 SIZES = {
     "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "head_dim": 32,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 160,
-    "max_position_embeddings": 256, "tie_word_embeddings": False, "dtype": "bfloat16",
+    "max_position_embeddings": 256, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
 }  # fmt: skip
 Schemes = Mapping[str, Scheme]
 
 
 def tiny_config(**more: Any) -> dict[str, Any]:
-    """A small qwen3."""
-    return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **SIZES, **more}
+    """A built-in model shrunk to sizes that groups of 128 divide."""
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    return {**builtin_config("smollm2-135m-instruct").data, **ids, **SIZES, **more}
 
 
 def modules(layers: int = 4) -> list[str]:

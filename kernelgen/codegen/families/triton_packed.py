@@ -123,10 +123,10 @@ class PackedGemvTile:
     def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
         """Limits of the block, steps that no row fills, threads without a chunk."""
         found = list(self.footprint(problem).problems(device))
-        chunks = self.outputs * self.depth * problem.weight_bits // 128
-        if chunks < self.warps * WARP:
-            found.append(Wasteful("less than 16 bytes of codes for each thread and step"))
-        if self.depth > max(256, next_power_of_two(problem.k)):
+        if self.depth * problem.weight_bits // 128 < self.warps * WARP:
+            # Rows then have another layout than codes, which are moved through shared memory.
+            found.append(Wasteful("less than 16 bytes of each row of codes for a thread and step"))
+        if self.depth > max(1024, next_power_of_two(problem.k)):
             found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
         return tuple(found)
 
