@@ -24,6 +24,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Owns the offline interface: an artifact and weights in, text or logits out."""
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,10 @@ from .launch.plans import plans_in_use
 from .launch.program import Program
 from .memory.cache import CacheTables
 from .memory.pool import PagePool
+from .sample.demands import check_demands, with_bad_word_ids
+from .sample.marking import Marking, marking
 from .sample.params import SamplingParams
+from .sample.watermark import Watermark
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
 from .scoring import Case, Logits, Score, score
@@ -43,7 +47,8 @@ class LLM:
     cache as far as memory goes: 1 GiB on the CPU (and one request in any case), on a GPU what
     `gpu_memory_utilization` of all its memory leaves. `logit_rows` is how many rows of logits
     `logits` gets from one step (default: one a request). `graphs` False launches decode steps
-    kernel by kernel. `library` takes the place of the compiled one. Raises a KernelgenRuntimeError
+    kernel by kernel. `library` takes the place of the compiled one. `watermark` marks what requests
+    choose, unless they opt out; `watermark_requests` counts them. Raises a KernelgenRuntimeError
     for what cannot work.
     """
 
@@ -63,6 +68,7 @@ class LLM:
         logit_rows: int | None = None,
         graphs: bool = True,
         library: StepLibrary | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if not isinstance(device, Choice):
@@ -98,6 +104,8 @@ class LLM:
         self._scheduler = Scheduler(limits, tables)
         self.engine = Engine(manifest, self._scheduler, self.program)
         self._requests = 0
+        self._watermark = watermark
+        self.watermark_requests: Counter[Marking] = Counter()
 
     def generate(
         self,
@@ -106,6 +114,8 @@ class LLM:
     ) -> list[Output]:
         """Generate for every prompt (text, or token ids), batched; outputs in order of prompts.
 
+        Where `n` is more than 1, the choices of a prompt follow each other; their seeds are seed,
+        seed + 1, …
         A prompt whose logits are NaN has an output with `error`; the others have theirs. Raises
         RequestError for a prompt that cannot be served, before anything runs.
         """
@@ -113,7 +123,11 @@ class LLM:
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters")
-        generations = [self.stream(*pair) for pair in zip(prompts, params, strict=True)]
+        generations = [
+            self._generation(prompt, choice, index)
+            for prompt, wanted in zip(prompts, params, strict=True)
+            for index, choice in enumerate(_choices(wanted))
+        ]
         by_request = {generation.request: generation for generation in generations}
         for generation in generations:
             generation.begin()
@@ -133,16 +147,25 @@ class LLM:
 
         Raises RequestError for a prompt that cannot be served.
         """
+        if params.n != 1:
+            raise RequestError(f"n: a stream has one choice, is {params.n}; use generate")
+        return self._generation(prompt, params, 0)
+
+    def _generation(
+        self, prompt: str | Sequence[int], params: SamplingParams, index: int
+    ) -> Generation:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
-        request = self._request(prompt, params)
         if not self.has_tokenizer:
-            if params.stop:
-                raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-            return Generation(self.engine, request, None)
+            if params.stop or params.bad_words:
+                raise RequestError(
+                    "stop strings and bad words need a tokenizer; use stop_token_ids, bad_word_ids"
+                )
+            return Generation(self.engine, self._request(prompt, params), None, index)
+        request = self._request(prompt, with_bad_word_ids(params, self.tokenizer))
         cut, special = params.include_stop_str_in_output, params.skip_special_tokens
         text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
-        return Generation(self.engine, request, text)
+        return Generation(self.engine, request, text, index)
 
     def logits(
         self, prompt_ids: Sequence[int], fed_ids: Sequence[int] = ()
@@ -200,11 +223,15 @@ class LLM:
                 f"prompt of {len(ids)} tokens leaves no room in max_model_len {limit}; "
                 f"the model allows up to {self.manifest.max_sequence_tokens}"
             )
+        marked = marking(params, self._watermark)
+        mark = self._watermark if marked is Marking.WATERMARKED else None
+        check_demands(params, vocab, self.manifest.rules is not None, mark is not None)
         # generation_config.json of the weights wins over what the build recorded.
         ends = self.defaults.eos_token_ids or self.manifest.model.eos_token_ids
         stops = (*params.stop_token_ids, *(() if params.ignore_eos else ends))
         most = limit if params.max_tokens is None else len(ids) + params.max_tokens
         self._requests += 1
+        self.watermark_requests[marked] += 1
         return Request(
             id=self._requests,
             tokens=list(ids),
@@ -212,7 +239,16 @@ class LLM:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stop_ids=frozenset(stops),
             length_limit=min(most, limit),
+            mark=mark,
         )
+
+
+def _choices(params: SamplingParams) -> list[SamplingParams]:
+    """Return the parameters of every choice of a prompt."""
+    if params.n == 1:
+        return [params]
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return [params.choice(i, seed) for i in range(params.n)]
 
 
 def _is_id(value: object, vocab: int) -> bool:

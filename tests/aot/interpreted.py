@@ -78,6 +78,7 @@ def planned(
         workspace_bytes=[workspace_bytes(plan, program.args) for plan in plans],
         sources={},
         device_names=device.driver_names,
+        rules=program.rules,
         counters=max(plan.counters for plan in plans),
     )
     rules = model.architecture.checkpoint(model.spec, model.graph)

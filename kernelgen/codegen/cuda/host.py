@@ -12,6 +12,7 @@ from kernelgen.codegen.cuda.refs import STEP_VALUES, References, parameter_place
 from kernelgen.codegen.cuda.unit import TritonUnit
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.step_rules import RulesLayout
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.core.resources import templates_dir
 from kernelgen.planner.caches import CacheSchema
@@ -35,6 +36,7 @@ class StepProgram:
     weights: tuple[BoundWeight, ...]
     cache: CacheSchema
     args: ArgsLayout
+    rules: RulesLayout
     vocabulary: int
 
     @property

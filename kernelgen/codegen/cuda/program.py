@@ -8,6 +8,7 @@ from kernelgen.codegen.argument import argument
 from kernelgen.codegen.cuda.host import StepProgram
 from kernelgen.codegen.cuda.launches import GpuKernel, launch_key
 from kernelgen.codegen.step_args import args_layout
+from kernelgen.codegen.step_rules import rules_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.codegen.triton.kernels import StepLayout
 from kernelgen.codegen.triton.prepare import prepare_kernel
@@ -25,7 +26,7 @@ def cuda_program(
     cache = cache_schema(graph.caches)
     max_tokens = max(p.sizes.tokens for p in plans)
     args = args_layout(cache, max_tokens, MAX_ROWS, max_positions)
-    layout = StepLayout(cache, args)
+    layout, rules = StepLayout(cache, args), rules_layout(vocabulary)
     kernels: dict[str, GpuKernel] = {}
     for plan in plans:
         for launch in plan.launches:
@@ -41,5 +42,6 @@ def cuda_program(
         weights=bound_weights(graph, demanded_layouts(plans)),
         cache=cache,
         args=args,
+        rules=rules,
         vocabulary=vocabulary,
     )

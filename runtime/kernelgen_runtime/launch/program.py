@@ -12,6 +12,7 @@ from ..schedule.request import NO_CHOICE
 from ..schedule.step import Step
 from .plans import PlanTable
 from .runner import Logits, Runner, Waiter
+from .told import note_details, tell_prompts
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,11 @@ class Program:
         args.write(step, plan, self._tables)
         ends = np.cumsum([row.count for row in step.rows])
         asking = np.flatnonzero([row.samples for row in step.rows])
-        args.ask(ends[asking] - 1, asking, read=logits)
+        if len(prompts := args.prompt_rows(len(step.rows))):
+            tell_prompts(self._runner, step, plan, prompts.tolist(), self._tables)
+            args = self._runner.args()
+            args.write(step, plan, self._tables)
+        args.ask(ends[asking] - 1, asking, read=logits, details=args.details_of(asking))
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
         return Flight(step, asking, self._runner.start(plan, len(asking)))
 
@@ -53,7 +58,9 @@ class Program:
 
         `NO_CHOICE` is passed on. Raises LaunchError where a library gives no id of the vocabulary.
         """
-        ids = flight.wait()
+        answer = flight.wait()
+        ids = answer.ids
+        note_details([flight.step.rows[i].request for i in flight.asking], answer, self._vocab)
         strange = ids[(ids != NO_CHOICE) & ((ids < 0) | (ids >= self._vocab))]
         if len(strange):
             raise LaunchError(
