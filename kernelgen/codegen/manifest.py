@@ -72,7 +72,7 @@ class TargetBuild:
     plans: Sequence[Plan]
     workspace_bytes: Sequence[int]
     sources: Mapping[str, str]
-    rules: RulesLayout
+    rules: RulesLayout | None
     device_names: Sequence[str] = ()
     counters: int = 0
 
@@ -246,12 +246,7 @@ def _target(
         "weights": [_weight(w, tensors) for w in build.weights],
         "cache": _cache(build.cache),
         "args": _args(build.args),
-        "rules": {
-            "words": build.rules.words,
-            "logprob_words": LOGPROB_WORDS,
-            "mask_words": mask_words(vocabulary),
-            "fields": _fields(build.rules.fields),
-        },
+        **({"rules": _rules(build.rules, vocabulary)} if build.rules else {}),
         "plans": [
             {
                 "id": i,
@@ -296,6 +291,15 @@ def _args(args: ArgsLayout) -> dict[str, Any]:
         "max_rows": args.max_rows,
         "max_pages": args.max_pages,
         "fields": _fields(args.fields),
+    }
+
+
+def _rules(rules: RulesLayout, vocabulary: int) -> dict[str, Any]:
+    return {
+        "words": rules.words,
+        "logprob_words": LOGPROB_WORDS,
+        "mask_words": mask_words(vocabulary),
+        "fields": _fields(rules.fields),
     }
 
 

@@ -8,8 +8,8 @@ from kernelgen.codegen.argument import argument
 from kernelgen.codegen.cuda.host import StepProgram
 from kernelgen.codegen.cuda.launches import GpuKernel, launch_key
 from kernelgen.codegen.step_args import args_layout
-from kernelgen.codegen.step_rules import rules_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
+from kernelgen.codegen.triton.following import following_kernels, gpu_rules
 from kernelgen.codegen.triton.kernels import StepLayout
 from kernelgen.codegen.triton.prepare import prepare_kernel
 from kernelgen.codegen.weights import bound_weights, demanded_layouts
@@ -26,7 +26,7 @@ def cuda_program(
     cache = cache_schema(graph.caches)
     max_tokens = max(p.sizes.tokens for p in plans)
     args = args_layout(cache, max_tokens, MAX_ROWS, max_positions)
-    layout, rules = StepLayout(cache, args), rules_layout(vocabulary)
+    layout = StepLayout(cache, args)
     kernels: dict[str, GpuKernel] = {}
     for plan in plans:
         for launch in plan.launches:
@@ -42,6 +42,7 @@ def cuda_program(
         weights=bound_weights(graph, demanded_layouts(plans)),
         cache=cache,
         args=args,
-        rules=rules,
         vocabulary=vocabulary,
+        rules=gpu_rules(vocabulary),
+        following=following_kernels(args, vocabulary),
     )

@@ -133,7 +133,7 @@ class Truncated {
 
   // Where the row is cut. `reach` below the largest logit nothing is looked at.
   Cut cut(int top_k, float top_p, float min_p, float reach) const {
-    const float least = top_ + (min_p > 0.0f ? log(min_p) : -__builtin_inff());
+    const float least = top_ + (min_p > 0.0f ? log(min_p > 1e-30f ? min_p : 1e-30f) : -__builtin_inff());
     const float floor = top_ - reach > -__FLT_MAX__ ? top_ - reach : -__FLT_MAX__;
     Cut cut{key(least > floor ? least : floor), INT_MAX};
     if (top_k > 0) {
