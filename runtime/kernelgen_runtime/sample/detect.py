@@ -24,6 +24,9 @@ class Detection:
     num_tokens: int
     threshold: float = THRESHOLD
 
+    mean_needed: float = math.inf
+    """score a scored token that would reach the threshold; 1 is what chance gives"""
+
     @property
     def is_watermarked(self) -> bool:
         """Whether the p-value is at most the threshold."""
@@ -45,7 +48,22 @@ def detect(tokens: Sequence[int], mark: Watermark, threshold: float = THRESHOLD)
     states = context_states(mark.key, contexts[first])
     u = watermark_uniform(words_of(mark.key, states, ids[first])).astype(np.float64)
     total = math.fsum((-np.log1p(-u)).tolist())
-    return Detection(total, gamma_tail(len(first), total), len(first), len(ids), threshold)
+    count, needed = len(first), _mean_needed(len(first), threshold)
+    return Detection(total, gamma_tail(count, total), count, len(ids), threshold, needed)
+
+
+def _mean_needed(count: int, threshold: float) -> float:
+    """Return the mean of `count` scores at which the p-value is `threshold`; inf where none is."""
+    if threshold <= 0:
+        return math.inf
+    low, high = 0.0, 1.0
+    while gamma_tail(count, count * high) > threshold:
+        high *= 2
+    for _ in range(40):
+        middle = (low + high) / 2
+        above = gamma_tail(count, count * middle) > threshold
+        low, high = (middle, high) if above else (low, middle)
+    return high
 
 
 def gamma_tail(count: int, total: float) -> float:
