@@ -198,6 +198,7 @@ def test_a_step_without_tokens_changes_nothing(one: Subject) -> None:
     assert not one.library.bound["counters"].any()
 
 
+@pytest.mark.soak
 @pytest.mark.row("B-08")
 def test_what_follows_a_step(one: Subject) -> None:
     """Rules, log-probabilities and kept sets of requests in one batch, two steps in flight."""
