@@ -37,6 +37,11 @@ class Answer:
     logprobs: Ints | None = None
     masks: Ints | None = None
 
+    @property
+    def tells(self) -> bool:
+        """Whether there is more than ids."""
+        return self.logprobs is not None or self.masks is not None
+
 
 def likelihood_of(row: Ints, count: int) -> Likelihood:
     """Read a row of `logprobs` that tells of `count` tokens beside its own."""

@@ -60,7 +60,9 @@ class Program:
         """
         answer = flight.wait()
         ids = answer.ids
-        note_details([flight.step.rows[i].request for i in flight.asking], answer, self._vocab)
+        if answer.tells:
+            rows = flight.step.rows
+            note_details([rows[i].request for i in flight.asking], answer, self._vocab)
         strange = ids[(ids != NO_CHOICE) & ((ids < 0) | (ids >= self._vocab))]
         if len(strange):
             raise LaunchError(
