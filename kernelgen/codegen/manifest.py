@@ -10,7 +10,8 @@ from kernelgen.codegen.artefact import OperandInfo
 from kernelgen.codegen.cpp.kernels import signature
 from kernelgen.codegen.cpp.program import CppProgram
 from kernelgen.codegen.cuda.host import StepProgram
-from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.step_args import ArgsField, ArgsLayout
+from kernelgen.codegen.step_rules import LOGPROB_WORDS, RulesLayout, mask_words
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.core.digest import digest_json
 from kernelgen.ir.codec import block_to_json
@@ -71,6 +72,7 @@ class TargetBuild:
     plans: Sequence[Plan]
     workspace_bytes: Sequence[int]
     sources: Mapping[str, str]
+    rules: RulesLayout | None
     device_names: Sequence[str] = ()
     counters: int = 0
 
@@ -86,6 +88,7 @@ def cpu_target(program: CppProgram, libraries: Sequence[Library]) -> TargetBuild
         plans=program.plans,
         workspace_bytes=[p.workspace_bytes for p in program.plans],
         sources=program.units,
+        rules=program.rules,
     )
 
 
@@ -107,7 +110,7 @@ def manifest(
         "architecture": spec.architecture,
         "activation_dtype": identity.activation_dtype,
         "model": _semantics(spec),
-        "targets": [_target(target, of_parameter) for target in targets],
+        "targets": [_target(target, of_parameter, spec.vocab) for target in targets],
         "tensors": [{"name": t.name, "shape": list(t.shape), "dtypes": _STORED} for t in tensors],
         "ignored": list(ignored),
         "chat": {"eos_token_ids": list(spec.eos_ids), "bos_token_id": spec.bos_id},
@@ -231,7 +234,9 @@ def _weight(weight: BoundWeight, tensors: Mapping[str, CheckpointTensor]) -> dic
     }
 
 
-def _target(build: TargetBuild, tensors: Mapping[str, CheckpointTensor]) -> dict[str, Any]:
+def _target(
+    build: TargetBuild, tensors: Mapping[str, CheckpointTensor], vocabulary: int
+) -> dict[str, Any]:
     return {
         "target": build.target,
         "device_names": list(build.device_names),
@@ -241,6 +246,7 @@ def _target(build: TargetBuild, tensors: Mapping[str, CheckpointTensor]) -> dict
         "weights": [_weight(w, tensors) for w in build.weights],
         "cache": _cache(build.cache),
         "args": _args(build.args),
+        **({"rules": _rules(build.rules, vocabulary)} if build.rules else {}),
         "plans": [
             {
                 "id": i,
@@ -284,8 +290,20 @@ def _args(args: ArgsLayout) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "max_rows": args.max_rows,
         "max_pages": args.max_pages,
-        "fields": [
-            {"name": f.name, "offset": f.offset, "shape": list(f.shape), "bits": f.bits}
-            for f in args.fields
-        ],
+        "fields": _fields(args.fields),
     }
+
+
+def _rules(rules: RulesLayout, vocabulary: int) -> dict[str, Any]:
+    return {
+        "words": rules.words,
+        "logprob_words": LOGPROB_WORDS,
+        "mask_words": mask_words(vocabulary),
+        "fields": _fields(rules.fields),
+    }
+
+
+def _fields(fields: Sequence[ArgsField]) -> list[dict[str, Any]]:
+    return [
+        {"name": f.name, "offset": f.offset, "shape": list(f.shape), "bits": f.bits} for f in fields
+    ]
