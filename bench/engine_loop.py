@@ -29,7 +29,8 @@ from kernelgen_runtime.artifact.manifest import (
     elements,
 )
 from kernelgen_runtime.engine import Engine
-from kernelgen_runtime.launch.args import ArgsWriter, Ints, SlotSampling
+from kernelgen_runtime.launch.args import ArgsWriter, SlotSampling
+from kernelgen_runtime.launch.details import Answer
 from kernelgen_runtime.launch.plans import plans_in_use
 from kernelgen_runtime.launch.program import Program
 from kernelgen_runtime.launch.runner import Logits
@@ -62,10 +63,10 @@ class NoModel:
     def args(self) -> ArgsWriter:
         return self._args
 
-    def start(self, plan: Plan, asked: int) -> Callable[[], Ints]:
+    def start(self, plan: Plan, asked: int) -> Callable[[], Answer]:
         ids = (np.arange(self._at, self._at + asked) * 7919 % VOCAB).astype(np.int32)
         self._at += asked
-        return lambda: ids
+        return lambda: Answer(ids)
 
     def logits(self, count: int) -> Logits:
         raise AssertionError("nobody asks")

@@ -23,6 +23,7 @@ from kernelgen.cli.commands import (
     tables,
     tune,
     verify,
+    watermark,
 )
 from kernelgen.cli.guard import DEBUG_VARIABLE, report_error
 
@@ -49,6 +50,7 @@ app.command("inspect")(inspect.inspect)
 app.command("models")(models.models)
 app.add_typer(cache.app, name="cache")
 app.add_typer(tables.app, name="tables")
+app.add_typer(watermark.app, name="watermark")
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 

@@ -257,6 +257,7 @@ def _gpu(build: _Build, device: Device) -> TargetBuild:
         workspace_bytes=[workspace_bytes(plan, step.args) for plan in plans],
         sources=texts | host,
         device_names=device.driver_names,
+        rules=step.rules,
         counters=max(plan.counters for plan in plans),
     )
 

@@ -12,7 +12,8 @@ from kernelgen.codegen.cpp.kernels import signature
 from kernelgen.codegen.cpp.program import CppProgram
 from kernelgen.codegen.cuda.host import StepProgram
 from kernelgen.codegen.packed import packed_source, packed_tensors
-from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.step_args import ArgsField, ArgsLayout
+from kernelgen.codegen.step_rules import LOGPROB_WORDS, RulesLayout, mask_words
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.core.digest import digest_json
 from kernelgen.formats.stored import StoredMatrix
@@ -74,6 +75,7 @@ class TargetBuild:
     plans: Sequence[Plan]
     workspace_bytes: Sequence[int]
     sources: Mapping[str, str]
+    rules: RulesLayout | None
     device_names: Sequence[str] = ()
     counters: int = 0
 
@@ -89,6 +91,7 @@ def cpu_target(program: CppProgram, libraries: Sequence[Library]) -> TargetBuild
         plans=program.plans,
         workspace_bytes=[p.workspace_bytes for p in program.plans],
         sources=program.units,
+        rules=program.rules,
     )
 
 
@@ -114,7 +117,7 @@ def manifest(
         "architecture": spec.architecture,
         "activation_dtype": identity.activation_dtype,
         "model": _semantics(spec),
-        "targets": [_target(target, of_parameter, matrices) for target in targets],
+        "targets": [_target(target, of_parameter, matrices, spec.vocab) for target in targets],
         "tensors": [
             *({"name": t.name, "shape": list(t.shape), "dtypes": _STORED} for t in tensors),
             *packed_tensors(matrices.values()),
@@ -252,6 +255,7 @@ def _target(
     build: TargetBuild,
     tensors: Mapping[str, CheckpointTensor],
     matrices: Mapping[str, StoredMatrix],
+    vocabulary: int,
 ) -> dict[str, Any]:
     return {
         "target": build.target,
@@ -262,6 +266,7 @@ def _target(
         "weights": [_weight(w, tensors, matrices) for w in build.weights],
         "cache": _cache(build.cache),
         "args": _args(build.args),
+        **({"rules": _rules(build.rules, vocabulary)} if build.rules else {}),
         "plans": [
             {
                 "id": i,
@@ -305,8 +310,20 @@ def _args(args: ArgsLayout) -> dict[str, Any]:
         "max_tokens": args.max_tokens,
         "max_rows": args.max_rows,
         "max_pages": args.max_pages,
-        "fields": [
-            {"name": f.name, "offset": f.offset, "shape": list(f.shape), "bits": f.bits}
-            for f in args.fields
-        ],
+        "fields": _fields(args.fields),
     }
+
+
+def _rules(rules: RulesLayout, vocabulary: int) -> dict[str, Any]:
+    return {
+        "words": rules.words,
+        "logprob_words": LOGPROB_WORDS,
+        "mask_words": mask_words(vocabulary),
+        "fields": _fields(rules.fields),
+    }
+
+
+def _fields(fields: Sequence[ArgsField]) -> list[dict[str, Any]]:
+    return [
+        {"name": f.name, "offset": f.offset, "shape": list(f.shape), "bits": f.bits} for f in fields
+    ]

@@ -53,6 +53,11 @@ def args_layout(
         ("top_p", rows, "float32"),
         ("top_k", rows, "int32"),
         ("seed", (max_rows, 2), "int32"),
+        ("min_p", rows, "float32"),
+        ("rules", rows, "int32"),
+        ("logprobs", rows, "int32"),
+        ("logprob_token", rows, "int32"),
+        ("mask", rows, "int32"),
     ]
     fields, at = [], 0
     for name, shape, bits in shapes:

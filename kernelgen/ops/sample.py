@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,8 +34,6 @@ def murmur3_word(seed: int, position: int, token: int) -> int:
 
 def gumbel(word: int) -> float:
     """`−log(−log1p(−u))` with `u = (word + 0.5)·2⁻³²`: the full tail survives float32."""
-    import math
-
     return -math.log(-math.log1p(-(word + 0.5) * 2.0**-32))
 
 
@@ -43,9 +42,9 @@ class Sample(Op):
     """Token id for each logit row. Inputs: logits `[B, vocabulary]` and the step's sampling fields
     `[B]`.
 
-    Temperature 0 is argmax, ties to the lowest id; else logits ÷ temperature, top-k, top-p
-    (smallest set whose mass reaches p),
-    then argmax of logit + noise keyed by (seed, position, token).
+    Temperature 0 is argmax, ties to the lowest id; else logits ÷ temperature, min-p, top-k, top-p
+    (smallest set whose mass reaches p), then argmax of logit + noise keyed by (seed, position,
+    token).
     """
 
     kind: ClassVar[str] = "sample"
@@ -74,6 +73,8 @@ class Sample(Op):
             return int(row.argmax())
         x = row / step.temperature[b]
         order = torch.argsort(x, descending=True, stable=True)
+        if step.min_p and step.min_p[b] > 0:
+            order = order[x[order] >= x.max() + math.log(step.min_p[b])]
         if step.top_k[b] > 0:
             order = order[: step.top_k[b]]
         mass = torch.softmax(x[order], dim=0).cumsum(0)

@@ -35,3 +35,5 @@ class StepView:
     seed: list[int] = field(default_factory=list)
     position: list[int] = field(default_factory=list)
     """position of the token that is being chosen"""
+    min_p: list[float] = field(default_factory=list)
+    """empty: off"""

@@ -121,6 +121,9 @@ def argument_of(parameter: Parameter, sizes: Sizes, boxes: Iterator[BoxImage]) -
     if isinstance(parameter, Operand):
         return Argument("operand", parameter.index)
     if isinstance(parameter, Pointer):
+        # Only what follows a step takes these, and no plan holds that.
+        assert parameter is not Pointer.RULES
+        assert parameter is not Pointer.LOGPROBS and parameter is not Pointer.MASKS
         return Argument(parameter.value)
     if isinstance(parameter, LayerOffset):
         return Argument("layer_offset")

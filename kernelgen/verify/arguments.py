@@ -111,6 +111,8 @@ def write_args(
         fields["temperature"][i] = request.sampling.temperature
         fields["top_p"][i] = request.sampling.top_p
         fields["top_k"][i] = request.sampling.top_k
+        if "min_p" in fields:
+            fields["min_p"][i], fields["rules"][i] = request.sampling.min_p, 0
         low, high = request.sampling.seed & 0xFFFFFFFF, request.sampling.seed >> 32
         fields["seed"][i] = np.array([low, high & 0xFFFFFFFF], np.uint32).view(np.int32)
     for name, entries in tables.entries.items():
@@ -145,6 +147,7 @@ def step_view(scenario: Scenario, values: Mapping[str, Any]) -> StepView:
         top_p=[_stored(s.top_p) for s in sampling],
         seed=[s.seed for s in sampling],
         position=[scenario.positions[t] + 1 for t in scenario.logit_tokens],
+        min_p=[_stored(s.min_p) for s in sampling],
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -49,7 +51,10 @@ def acceptable(logits: Tensor, error: Tensor, view: StepView, row: int) -> set[i
         return set(torch.nonzero(near).flatten().tolist())
     x = logits / view.temperature[row]
     off = error / view.temperature[row] + 4 * U * x.abs()
-    surely, maybe = _candidates(x, off, view.top_k[row], view.top_p[row])
+    surely, maybe = _likely(x, off, view.min_p[row] if view.min_p else 0.0)
+    x = torch.where(maybe, x, -torch.inf)
+    in_both = _candidates(x, off, view.top_k[row], view.top_p[row])
+    surely, maybe = surely & in_both[0], maybe & in_both[1]
     ids = torch.nonzero(maybe).flatten()
     found = noise(view.seed[row], view.position[row], ids.numpy())
     noisy = x[ids] + torch.from_numpy(found)
@@ -57,6 +62,19 @@ def acceptable(logits: Tensor, error: Tensor, view: StepView, row: int) -> set[i
     sure = (noisy - slack)[surely[ids]]
     right = noisy + slack >= sure.max() if len(sure) else torch.ones_like(ids, dtype=torch.bool)
     return set(ids[right].tolist())
+
+
+def _likely(x: Tensor, off: Tensor, min_p: float) -> tuple[Tensor, Tensor]:
+    """Masks of the ids that min-p surely keeps, and of those that it may keep."""
+    import torch
+
+    if min_p <= 0:
+        everything = torch.ones_like(x, dtype=torch.bool)
+        return everything, everything
+    top = x.argmax()
+    floor, slack = x[top] + math.log(min_p), off + off[top] + LIBRARY
+    first = torch.arange(len(x)) == top
+    return (x - slack >= floor) | first & (off[top] == 0), x + slack >= floor
 
 
 def _candidates(x: Tensor, off: Tensor, top_k: int, top_p: float) -> tuple[Tensor, Tensor]:

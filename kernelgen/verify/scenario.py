@@ -24,6 +24,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_p: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ _SAMPLING = (
     Sampling(0.8, top_k=40, top_p=0.6, seed=(1 << 63) - 1),
     Sampling(2.0, top_k=1, seed=3),
     Sampling(0.1, top_p=1e-6, seed=4),
+    Sampling(1.5, min_p=0.3, seed=6),
+    Sampling(1.2, top_k=30, top_p=0.9, min_p=0.05, seed=9),
 )
 
 

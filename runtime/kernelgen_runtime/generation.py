@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from .engine import Engine
 from .errors import LaunchError
+from .sample.mask import SamplingMask
+from .sample.reference import Likelihood
 from .schedule.request import Request, Timings
 from .text.detokenize import GrowingText
 
@@ -21,6 +23,14 @@ class Output:
     timings: Timings
     cached_tokens: int = 0
     """tokens of the prompt that earlier requests had computed"""
+    logprobs: tuple[Likelihood, ...] | None = None
+    """of each generated token, where they were asked"""
+    prompt_logprobs: tuple[Likelihood | None, ...] | None = None
+    """of each prompt token, where they were asked; nothing is said of the first"""
+    kept: SamplingMask | None = None
+    """what each token was chosen from, where that was asked"""
+    index: int = 0
+    """which of the n choices of its prompt it is"""
     error: str = ""
     """what went wrong with this prompt alone; its finish reason is "error" then"""
 
@@ -28,8 +38,10 @@ class Output:
 class Generation:
     """A request and its growing text. Iterating runs the engine and yields text pieces."""
 
-    def __init__(self, engine: Engine, request: Request, text: GrowingText | None) -> None:
-        self.request = request
+    def __init__(
+        self, engine: Engine, request: Request, text: GrowingText | None, index: int = 0
+    ) -> None:
+        self.request, self.index = request, index
         self._engine, self._text = engine, text
         self._pushed = request.prompt_tokens
 
@@ -61,8 +73,13 @@ class Generation:
 
     def advance(self) -> str:
         """Take the ids that came since the last call; end the request at a stop string."""
-        new, self._pushed = self.request.tokens[self._pushed :], len(self.request.tokens)
-        return self._shown(self._text.push(new)) if self._text is not None else ""
+        request, first = self.request, self._pushed
+        self._pushed = len(request.tokens)
+        if self._text is None:
+            return ""
+        held = max(first, min(self._pushed, request.prompt_tokens + request.params.min_tokens))
+        early = self._text.push(request.tokens[first:held], may_stop=False) if held > first else ""
+        return early + self._shown(self._text.push(request.tokens[held:]))
 
     def finish(self) -> str:
         """Return the text that was held back; the request has ended."""
@@ -88,8 +105,26 @@ class Generation:
             stop_reason=request.stop_reason,
             timings=request.timings,
             cached_tokens=request.cached_tokens,
+            logprobs=self._logprobs(),
+            prompt_logprobs=self._prompt_logprobs(),
+            kept=self._kept(),
+            index=self.index,
             error=request.error,
         )
+
+    def _logprobs(self) -> tuple[Likelihood, ...] | None:
+        # A token that came while the request was ended elsewhere is told nowhere.
+        told = tuple(self.request.logprobs[: len(self.request.output_ids)])
+        return told if self.request.params.tells_logprobs else None
+
+    def _prompt_logprobs(self) -> tuple[Likelihood | None, ...] | None:
+        asked = self.request.params.prompt_logprobs is not None
+        return (None, *self.request.prompt_logprobs) if asked else None
+
+    def _kept(self) -> SamplingMask | None:
+        if not self.request.params.return_sampling_mask:
+            return None
+        return SamplingMask.of(self.request.masks[: len(self.request.output_ids)])
 
     def _shown(self, piece: str) -> str:
         assert self._text is not None

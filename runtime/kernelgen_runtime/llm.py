@@ -1,6 +1,7 @@
 """Owns the offline interface: an artifact and weights in, text or logits out."""
 
 import secrets
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -23,7 +24,10 @@ from .launch.program import Program
 from .memory.cache import CacheTables
 from .memory.pool import PagePool
 from .memory.sizing import longest_that_fits
+from .sample.demands import check_demands, with_bad_word_ids
+from .sample.marking import Marking, marking
 from .sample.params import SamplingParams
+from .sample.watermark import Watermark
 from .schedule.limits import Policy
 from .schedule.request import Request, check_rank, check_salt
 from .schedule.scheduler import Scheduler
@@ -51,7 +55,8 @@ class LLM:
     `scheduling_policy` is "fcfs" or "priority". `async_scheduling` launches a step before the last
     one has ended; None leaves it to the device. Prompts that begin alike share cache pages unless
     `enable_prefix_caching` is False; `prefix_cache_retention_interval` says what windows keep (see
-    `Retention`). `library` takes the place of the compiled one. Raises a KernelgenRuntimeError for
+    `Retention`). `watermark` marks what requests choose, unless they opt out; `watermark_requests`
+    counts them. `library` takes the place of the compiled one. Raises a KernelgenRuntimeError for
     what cannot work.
     """
 
@@ -75,6 +80,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         prefix_cache_retention_interval: int | None = 0,
         library: StepLibrary | None = None,
+        watermark: Watermark | None = None,
     ) -> None:
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if not isinstance(device, Choice):
@@ -128,6 +134,8 @@ class LLM:
         self._scheduler = Scheduler(limits, tables)
         self.engine = Engine(manifest, self._scheduler, self.program)
         self._requests = 0
+        self._watermark = watermark
+        self.watermark_requests: Counter[Marking] = Counter()
 
     def generate(
         self,
@@ -142,6 +150,8 @@ class LLM:
         `priority` counts where the policy is "priority": the lowest number is served first. Only
         requests of equal `cache_salt` share pages with each other.
 
+        Where `n` is more than 1, the choices of a prompt follow each other; their seeds are seed,
+        seed + 1, …
         A prompt whose logits are NaN has an output with `error`; the others have theirs. Raises
         RequestError for a prompt that cannot be served, before anything runs.
         """
@@ -183,17 +193,10 @@ class LLM:
 
         Raises RequestError for a prompt that cannot be served.
         """
-        if isinstance(prompt, str):
-            prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
-        request = self._request(prompt, params)
-        request.priority, request.cache_salt = check_rank(priority), check_salt(cache_salt)
-        if not self.has_tokenizer:
-            if params.stop:
-                raise RequestError("stop strings need a tokenizer; use stop_token_ids")
-            return Generation(self.engine, request, None)
-        cut, special = params.include_stop_str_in_output, params.skip_special_tokens
-        text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
-        return Generation(self.engine, request, text)
+        if params.n != 1:
+            raise RequestError(f"n: a stream has one choice, is {params.n}; use generate")
+        (generation,) = self.choices(prompt, params, priority=priority, cache_salt=cache_salt)
+        return generation
 
     def choices(
         self,
@@ -203,8 +206,33 @@ class LLM:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[Generation]:
-        """Return one generation for each choice that `params` ask for. Raises RequestError."""
-        return [self.stream(prompt, params, priority=priority, cache_salt=cache_salt)]
+        """Return one generation for each of the n choices of a prompt.
+
+        Their seeds are seed, seed + 1, … Raises RequestError.
+        """
+        generations = [
+            self._generation(prompt, choice, index) for index, choice in enumerate(_choices(params))
+        ]
+        for generation in generations:
+            request = generation.request
+            request.priority, request.cache_salt = check_rank(priority), check_salt(cache_salt)
+        return generations
+
+    def _generation(
+        self, prompt: str | Sequence[int], params: SamplingParams, index: int
+    ) -> Generation:
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
+        if not self.has_tokenizer:
+            if params.stop or params.bad_words:
+                raise RequestError(
+                    "stop strings and bad words need a tokenizer; use stop_token_ids, bad_word_ids"
+                )
+            return Generation(self.engine, self._request(prompt, params), None, index)
+        request = self._request(prompt, with_bad_word_ids(params, self.tokenizer))
+        cut, special = params.include_stop_str_in_output, params.skip_special_tokens
+        text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
+        return Generation(self.engine, request, text, index)
 
     def logits(
         self, prompt_ids: Sequence[int], fed_ids: Sequence[int] = ()
@@ -266,11 +294,15 @@ class LLM:
                 f"prompt of {len(ids)} tokens leaves no room in max_model_len {limit}; "
                 f"the model allows up to {self.manifest.max_sequence_tokens}"
             )
+        marked = marking(params, self._watermark)
+        mark = self._watermark if marked is Marking.WATERMARKED else None
+        check_demands(params, vocab, self.manifest.rules is not None, mark is not None)
         # generation_config.json of the weights wins over what the build recorded.
         ends = self.defaults.eos_token_ids or self.manifest.model.eos_token_ids
         stops = (*params.stop_token_ids, *(() if params.ignore_eos else ends))
         most = limit if params.max_tokens is None else len(ids) + params.max_tokens
         self._requests += 1
+        self.watermark_requests[marked] += 1
         return Request(
             id=self._requests,
             tokens=list(ids),
@@ -278,7 +310,17 @@ class LLM:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stop_ids=frozenset(stops),
             length_limit=min(most, limit),
+            needs_all_rows=params.prompt_logprobs is not None,
+            mark=mark,
         )
+
+
+def _choices(params: SamplingParams) -> list[SamplingParams]:
+    """Return the parameters of every choice of a prompt."""
+    if params.n == 1:
+        return [params]
+    seed = secrets.randbits(63) if params.seed is None else params.seed
+    return [params.choice(i, seed) for i in range(params.n)]
 
 
 def _is_id(value: object, vocab: int) -> bool:

@@ -78,6 +78,7 @@ def planned(
         workspace_bytes=[workspace_bytes(plan, program.args) for plan in plans],
         sources={},
         device_names=device.driver_names,
+        rules=program.rules,
         counters=max(plan.counters for plan in plans),
     )
     rules = model.architecture.checkpoint(model.spec, model.graph)
@@ -106,6 +107,19 @@ class InterpretedLibrary:
     def load(self, plan_id: int) -> None:
         pass
 
+    def refine(self, plan_id: int, args: torch.Tensor) -> None:
+        self._follow("refine", plan_id, args)
+
+    def keep_masks(self, plan_id: int, args: torch.Tensor) -> None:
+        self._follow("keep_masks", plan_id, args)
+
+    def logprobs(self, plan_id: int, args: torch.Tensor) -> None:
+        self._follow("logprobs", plan_id, args)
+
+    def _follow(self, name: str, plan_id: int, args: torch.Tensor) -> None:
+        run = _Step(self, self.program.plans[plan_id], args, dict(self.bound), name)
+        self.gpu.give(run, self.gpu.current)
+
     def set_threads(self, count: int) -> None:
         pass
 
@@ -125,10 +139,16 @@ class _Step:
     plan: Plan
     args: torch.Tensor
     bound: Mapping[str, torch.Tensor]
+    following: str = ""
+    """name of what follows the step, instead of the step"""
 
     def __call__(self) -> None:
         self.library.before()
         program, sizes = self.library.program, self.plan.sizes
+        if self.following:
+            for one in program.following[self.following].passes:
+                self._run(one, None, one.grid(sizes))
+            return
         for one in program.prepare.passes:
             self._run(one, None, one.grid(sizes))
         for launch in self.plan.launches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 from gpu_trials import Tiny, Trial
 
 from kernelgen.codegen.cuda.launches import Parameter, Pointer
-from kernelgen.codegen.step_args import ArgsField, ArgsLayout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, INT32
 from kernelgen.ir.graph import BlockBuilder, Graph, Placement, Role
@@ -29,19 +28,8 @@ UNSAMPLED = -7
 POSITIONS = 512
 
 
-class WithMinP(Tiny):
-    """A model whose step takes a min-p for each request."""
-
-    @property
-    def args(self) -> ArgsLayout:
-        """One field more, at the end."""
-        plain = super().args
-        field = ArgsField("min_p", plain.words, (plain.max_rows,), "float32")
-        return replace(plain, words=plain.words + plain.max_rows, fields=(*plain.fields, field))
-
-
 @cache
-def head(vocabulary: int, kind: type[Tiny] = Tiny) -> Tiny:
+def head(vocabulary: int) -> Tiny:
     """Chosen rows, projection, choice."""
     builder = BlockBuilder("head")
     x = builder.declare("x", Type((Dim.T, HIDDEN), BFLOAT16), Role.STREAM)
@@ -53,7 +41,7 @@ def head(vocabulary: int, kind: type[Tiny] = Tiny) -> Tiny:
     sampled = builder.apply("sample", Sample(), logits, wanted)
     block = builder.build([("logits", logits), ("sampled", sampled)])
     graph = Graph("head", (block,), (Placement(0, None),), ((0, CacheSpec(1, 16, None, BFLOAT16)),))
-    return kind(f"head of {vocabulary}", graph, vocabulary, POSITIONS)
+    return Tiny(f"head of {vocabulary}", graph, vocabulary, POSITIONS)
 
 
 def sample_step(*wanted: Sampling | None, history: int = 3) -> Scenario:
@@ -71,8 +59,6 @@ class SampleTrial(Trial):
     """given logits; random ones where None"""
     spared: bool = False
     """whether the step says that nobody reads logits"""
-    min_p: Sequence[float] = ()
-    """of each request, where the model's step takes it"""
     last: Guarded = field(init=False)
 
     def problems(self) -> list[str]:
@@ -85,10 +71,6 @@ class SampleTrial(Trial):
         self._prepare()
         self.made = made
         self.args.tensor[self.model.args.offset("counts") + 3] = int(self.spared)
-        if self.min_p:
-            start = self.model.args.offset("min_p")
-            bits = torch.tensor(self.min_p, dtype=torch.float32).view(torch.int32)
-            self.args.tensor[start : start + len(self.min_p)] = bits
         self.last = Guarded.of(
             torch.full((len(self.scenario.requests) + 2,), UNSAMPLED, dtype=torch.int32)
         )
@@ -111,8 +93,6 @@ class SampleTrial(Trial):
     def _chosen(self) -> list[str]:
         rows, logits = len(self.scenario.logit_tokens), self.given["head"].tensor.double()
         logits = logits[:rows]
-        if self.min_p:
-            logits = without_small(logits, self.scenario, self.min_p)
         want = reference(logits, self.scenario)
         want = [
             t if row >= 0 else -1 for t, row in zip(want, self.scenario.logit_rows, strict=True)
@@ -135,15 +115,6 @@ class SampleTrial(Trial):
         return self._damage(self.made) + (["last_sampled: damage"] if self.last.damage() else [])
 
 
-def without_small(logits: Any, scenario: Scenario, min_p: Sequence[float]) -> Any:
-    """Logits, infinitely small where the probability is below `min_p` times the largest."""
-    rows = [scenario.owners[t] for t in scenario.logit_tokens]
-    temperature = torch.tensor([max(scenario.requests[r].sampling.temperature, 1e-9) for r in rows])
-    share = torch.exp((logits - logits.amax(1, keepdim=True)) / temperature[:, None].double())
-    least = torch.tensor([min_p[r] for r in rows], dtype=torch.float64)[:, None]
-    return torch.where(share < least, float("-inf"), logits)
-
-
 def reference(logits: Any, scenario: Scenario) -> list[int]:
     """Every row's token by the op's own rule."""
     sampling = [scenario.requests[scenario.owners[t]].sampling for t in scenario.logit_tokens]
@@ -154,6 +125,7 @@ def reference(logits: Any, scenario: Scenario) -> list[int]:
         top_p=single,
         seed=[s.seed for s in sampling],
         position=[scenario.positions[t] + 1 for t in scenario.logit_tokens],
+        min_p=[float(torch.tensor(s.min_p)) for s in sampling],
     )
     (found,) = Sample().reference((logits, None), view)
     return list(found.tolist())
@@ -164,11 +136,10 @@ def trial(
     family: str,
     choice: Mapping[str, int],
     wanted: Sequence[Sampling | None],
-    kind: type[Tiny] = Tiny,
     **more: Any,
 ) -> SampleTrial:
     """A trial of `sample`, or of `head_sample` with the product before it."""
-    model, scenario = head(vocabulary, kind), sample_step(*wanted)
+    model, scenario = head(vocabulary), sample_step(*wanted)
     ops = ["sample"] if family == "sample" else ["head.rows", "head", "sample"]
     kernel = model.kernel(0, ops, family)
     kernel = Kernel("tried", kernel.match, (*kernel.signature, SCRATCH, COUNTERS))

@@ -21,7 +21,7 @@ from kernelgen_runtime.artifact.open import Artifact
 from kernelgen_runtime.device.choose import Choice
 from kernelgen_runtime.device.cuda import CudaDevice
 from kernelgen_runtime.launch.cuda_runner import CudaRunner
-from kernelgen_runtime.sample.reference import sample
+from kernelgen_runtime.sample.reference import Rules, edited, kept, likelihood, sample
 from kernelgen_runtime.scoring import Case
 from runtime_fakes import manifest_of
 from safetensors.torch import save_file
@@ -136,7 +136,11 @@ def test_prompt_and_continuation(subject: Subject) -> None:
         for case, score in zip(batch, subject.llm.score(batch), strict=True):
             found = np.concatenate([score.prefill_logits, score.decode_logits])
             assert subject.close(found, [*case.prompt_ids, *case.fed_ids])
-    assert {unit.name for unit in subject.model.program.units()} == subject.library.done
+    following = subject.model.program.following.values()
+    later = {one.unit.name for kernel in following for one in kernel.passes}
+    assert {
+        unit.name for unit in subject.model.program.units()
+    } - later == subject.library.done - later
 
 
 def test_sampled_ids_follow_from_the_logits(one: Subject) -> None:
@@ -193,3 +197,44 @@ def test_a_step_without_tokens_changes_nothing(one: Subject) -> None:
         now = one.library.bound[name]
         assert torch.equal(tensor.view(torch.uint8), now.view(torch.uint8)), name
     assert not one.library.bound["counters"].any()
+
+
+@pytest.mark.soak
+@pytest.mark.row("B-08")
+def test_what_follows_a_step(one: Subject) -> None:
+    """Rules, log-probabilities and kept sets of requests in one batch, two steps in flight."""
+    penalties = {"repetition_penalty": 1.4, "frequency_penalty": 0.5, "logit_bias": {5: 1.0}}
+    params = [
+        SamplingParams(
+            max_tokens=2, seed=5, top_k=7, logprobs=2, return_sampling_mask=True, **penalties
+        ),
+        SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=1),
+    ]
+    vocab = one.model.lowered.spec.vocab
+    prompts = [ids_of(n, vocab, n) for n in (2, 4)]
+    outputs = one.llm.generate(prompts, params)
+    for output, wanted in zip(outputs, params, strict=True):
+        prompt, ids = output.prompt_ids, output.token_ids
+        (scored,) = one.llm.score([Case(prompt, ids[:-1])])
+        rows = [scored.prefill_logits[-1], *scored.decode_logits]
+        for i, (row, chosen) in enumerate(zip(rows, ids, strict=True)):
+            rules = Rules(wanted, prompt, ids[:i])
+            position, temperature = len(prompt) + i, float(np.float32(wanted.temperature))
+            law = (wanted.top_k, wanted.top_p, wanted.seed or 0, wanted.min_p, rules)
+            assert sample(row, position, temperature, *law) == chosen
+            if output.kept is not None:
+                left = kept(edited(row, rules), temperature, *law[:2], wanted.min_p)
+                assert output.kept.row(i).tolist() == np.flatnonzero(np.isfinite(left)).tolist()
+            if output.logprobs is not None:
+                told, meant = output.logprobs[i], likelihood(row, chosen, 2)
+                assert (told.token, told.rank) == (meant.token, meant.rank)
+                assert told.logprob == pytest.approx(meant.logprob, rel=1e-5, abs=1e-5)
+        if output.prompt_logprobs is not None:
+            assert output.prompt_logprobs[0] is None
+            for told, row, token in zip(
+                output.prompt_logprobs[1:], scored.prefill_logits, prompt[1:], strict=False
+            ):
+                assert told is not None
+                meant = likelihood(row, token, 1)
+                assert (told.token, told.rank) == (meant.token, meant.rank)
+                assert told.logprob == pytest.approx(meant.logprob, rel=1e-5, abs=1e-5)

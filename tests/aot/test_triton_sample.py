@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from sample_trials import WithMinP, reference, trial
+from sample_trials import reference, trial
 
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.triton.dispatch import gpu_kernel
@@ -172,21 +172,20 @@ def test_neighbours_that_crowd_the_list() -> None:
     assert not trial(4000, "sample", tile, wanted, logits=logits).problems()
 
 
-def test_min_p_where_the_step_takes_it() -> None:
+def test_min_p() -> None:
     """Before top-k and top-p; greedy rows do not ask."""
     wanted = [
-        GREEDY,
+        replace(GREEDY, min_p=0.5),
         Sampling(2.0, seed=1),
-        Sampling(2.0, seed=2),
-        Sampling(2.0, top_k=40, seed=3),
-        Sampling(2.0, top_p=0.8, seed=4),
-        Sampling(2.0, top_k=300, top_p=0.8, seed=5),
-        Sampling(2.0, top_k=30, top_p=0.8, seed=6),
+        Sampling(2.0, seed=2, min_p=0.2),
+        Sampling(2.0, top_k=40, seed=3, min_p=0.3),
+        Sampling(2.0, top_p=0.8, seed=4, min_p=0.1),
+        Sampling(2.0, top_k=300, top_p=0.8, seed=5, min_p=0.02),
+        Sampling(2.0, top_k=30, top_p=0.8, seed=6, min_p=1.0),
     ]
     logits = 3.0 * torch.randn(7, 900, generator=torch.Generator().manual_seed(8))
     tile = {"columns": 256, "parts": 2, "warps": 4}
-    more = {"logits": logits, "min_p": (0.5, 0.0, 0.2, 0.3, 0.1, 0.02, 1.0), "kind": WithMinP}
-    assert not trial(900, "sample", tile, wanted, **more).problems()
+    assert not trial(900, "sample", tile, wanted, logits=logits).problems()
 
 
 @pytest.mark.parametrize("small", [False, True])

@@ -77,6 +77,7 @@ def gpu_build(folder: Path, subject: Small, dtype: str) -> Path:
         workspace_bytes=[workspace_bytes(plan, program.args) for plan in plans],
         sources={},
         device_names=device.driver_names,
+        rules=program.rules,
         counters=max(plan.counters for plan in plans),
     )
     tensors = [

@@ -170,6 +170,20 @@ def test_each_bad_line_is_one_answer(tmp_path: Path) -> None:
     assert not llm.engine.scheduler.has_work
 
 
+def test_choices_of_one_prompt_share_it(tmp_path: Path) -> None:
+    body = {"prompt": [3] * 70, "max_tokens": 3, "temperature": 1.0, "seed": 5, "ignore_eos": True}
+    alone = [of_ids(f"s{i}", **body | {"seed": 5 + i}, tokens=3) for i in range(3)]
+    lines = [request("n", body | {"n": 3}), *(request(a["custom_id"], a["body"]) for a in alone)]
+    llm = open_toy(max_num_seqs=4)
+    assert run_batch(llm, write(tmp_path / "in", *lines), tmp_path / "out") == 0
+    found = {a["custom_id"]: a["response"]["body"] for a in answers(tmp_path / "out")}
+    choices = [choice["token_ids"] for choice in found["n"]["choices"]]
+    assert choices == [found[f"s{i}"]["choices"][0]["token_ids"] for i in range(3)]
+    usage = found["n"]["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (70, 9), "the prompt counts once"
+    assert llm.engine.scheduler.cache.prefix_counts.hit >= 2 * 64
+
+
 def test_a_line_without_end(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     with path.open("wb") as file:

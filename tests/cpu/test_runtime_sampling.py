@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,14 @@ import pytest
 from kernelgen_runtime.errors import RequestError
 from kernelgen_runtime.sample.params import SamplingParams
 from kernelgen_runtime.sample.reference import (
+    Rules,
+    edited,
     gumbel_noise,
+    keep_min_p,
     keep_top_k,
     keep_top_p,
+    kept,
+    likelihood,
     murmur3_words,
     sample,
     uniform,
@@ -64,8 +70,8 @@ def test_top_k_and_top_p_ties_go_to_the_lowest_id() -> None:
 
 def test_top_p_keeps_the_smallest_set_that_reaches_the_mass() -> None:
     logits = np.log(np.array([0.1, 0.4, 0.3, 0.2]))
-    for p, kept in ((0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.95, 4)):
-        assert np.isfinite(keep_top_p(logits, p)).sum() == kept, p
+    for p, count in ((0.39, 1), (0.41, 2), (0.69, 2), (0.71, 3), (0.95, 4)):
+        assert np.isfinite(keep_top_p(logits, p)).sum() == count, p
 
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
@@ -108,12 +114,97 @@ def test_gumbel_sampling_follows_softmax() -> None:
         {"stop_token_ids": [1]},
         {"stop_token_ids": (-1,)},
         {"ignore_eos": 1},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"presence_penalty": 2.1},
+        {"frequency_penalty": -2.1},
+        {"frequency_penalty": math.nan},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": math.inf},
+        {"logit_bias": {1: 101.0}},
+        {"logit_bias": {-1: 1.0}},
+        {"logit_bias": {"1": 1.0}},
+        {"logit_bias": [1.0]},
+        {"logit_bias": dict.fromkeys(range(1025), 1.0)},
+        {"allowed_token_ids": ()},
+        {"allowed_token_ids": (1, -2)},
+        {"bad_words": ("",)},
+        {"bad_words": ("x",) * 129},
+        {"bad_word_ids": ((),)},
+        {"bad_word_ids": (tuple(range(17)),)},
+        {"min_tokens": -1},
+        {"min_tokens": 17},
+        {"logprobs": 21},
+        {"logprobs": -1},
+        {"logprobs": True},
+        {"logprob_token_ids": ()},
+        {"logprob_token_ids": tuple(range(21))},
+        {"prompt_logprobs": 21},
+        {"n": 0},
+        {"n": 129},
+        {"stop_token_ids": tuple(range(65))},
+        {"watermarking": "yes"},
+        {"return_sampling_mask": None},
+        {"return_sampling_mask": True},
     ],
 )
 def test_wrong_parameters_are_named(values: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**values)
     assert next(iter(values)) in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_parameters_that_exclude_each_other() -> None:
+    with pytest.raises(RequestError, match="logprobs: cannot be asked beside"):
+        SamplingParams(logprobs=1, logprob_token_ids=(2,))
+    with pytest.raises(RequestError, match="return_sampling_mask: needs a temperature above 0"):
+        SamplingParams(temperature=0.0, top_k=4, return_sampling_mask=True)
+    assert SamplingParams(top_k=4, return_sampling_mask=True).top_k == 4
+
+
+def test_choices_have_seeds_that_follow() -> None:
+    params = SamplingParams(n=3, top_k=7)
+    assert [params.choice(i, 5).seed for i in range(3)] == [5, 6, 7]
+    assert params.choice(1, 2**63 - 1).seed == -(2**63), "seeds go round"
+    assert params.choice(2, 0).n == 1 and params.choice(2, 0).top_k == 7
+
+
+@pytest.mark.row("B-08")
+def test_the_order_of_edits() -> None:
+    """By hand: bias, ends, repetition, frequency, presence, bad words; penalties after biases."""
+    params = SamplingParams(
+        logit_bias={0: 2.0, 1: -3.0},
+        min_tokens=4,
+        repetition_penalty=2.0,
+        frequency_penalty=0.5,
+        presence_penalty=0.25,
+        bad_word_ids=((4, 5), (9, 6), (7,)),
+    )
+    logits = np.array([1.0, 1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0, 1.0], np.float32)
+    rules = Rules(params, prompt=[0, 1], generated=[2, 4, 4], ends=(3,))
+    none = -np.inf
+    wanted = [1.5, -4.0, -0.25, none, -3.25, none, 1.0, none, 1.0]
+    assert edited(logits, rules).tolist() == wanted
+    assert edited(logits, replace(rules, generated=[2, 4, 4, 0])).tolist()[3] == 1.0
+    allowed = replace(params, allowed_token_ids=(3, 8), min_tokens=0)
+    assert edited(logits, replace(rules, params=allowed)).tolist() == [none] * 3 + [1.0] + [
+        none
+    ] * 4 + [1.0]
+
+
+def test_min_p_is_a_share_of_the_likeliest() -> None:
+    logits = np.log(np.array([0.5, 0.26, 0.24]))
+    for p, count in ((0.0, 3), (0.47, 3), (0.5, 2), (0.53, 1), (1.0, 1)):
+        assert np.isfinite(keep_min_p(logits, p)).sum() == count, p
+    assert np.isfinite(kept(logits, 1.0, top_k=2, top_p=0.6, min_p=0.1)).sum() == 1
+
+
+@pytest.mark.row("R-093")
+def test_likelihoods_and_ranks() -> None:
+    logits = np.log(np.array([0.2, 0.4, 0.2, 0.1, 0.1], np.float32))
+    told = likelihood(logits, 2, 3)
+    assert (told.rank, told.token) == (2, 2) and told.logprob == pytest.approx(math.log(0.2))
+    assert [i for i, _ in told.likeliest] == [1, 0, 2]
 
 
 def test_all_wrong_parameters_are_told_together() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -25,6 +27,22 @@ SETTINGS = [
 def one(temperature: float, top_k: int, top_p: float, seed: int = 7, position: int = 3) -> StepView:
     empty = torch.zeros(0)
     return StepView(empty, empty, [temperature], [top_k], [top_p], [seed], [position])
+
+
+@pytest.mark.parametrize("min_p", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize("temperature, top_k, top_p", [(1.5, 0, 1.0), (1.0, 20, 0.8)])
+def test_min_p_comes_before_the_others(
+    temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    """The reference's choice is always right, and with flat logits who is dropped never is."""
+    generator = torch.Generator().manual_seed(2)
+    for seed in range(60):
+        logits = (3 * torch.randn(VOCAB, generator=generator)).double()
+        view = replace(one(temperature, top_k, top_p, seed), min_p=[min_p])
+        found = acceptable(logits, torch.zeros_like(logits), view, 0)
+        assert chosen(logits, view) in found
+        share = torch.exp((logits - logits.max()) / temperature)
+        assert all(share[i] >= min_p * (1 - 1e-5) for i in found)
 
 
 def chosen(logits: torch.Tensor, view: StepView) -> int:

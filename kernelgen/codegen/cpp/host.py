@@ -9,6 +9,15 @@ from typing import Any
 
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.step_rules import (
+    HISTORY,
+    LOGPROB_WORDS,
+    MASK_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGPROBS,
+    RulesLayout,
+    mask_words,
+)
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.planner.caches import CacheSchema
 from kernelgen.planner.plan import Launch, Operand, Plan
@@ -34,6 +43,11 @@ _PLAIN_FIELDS = (
     "top_p",
     "top_k",
     "seed",
+    "min_p",
+    "rules",
+    "logprobs",
+    "logprob_token",
+    "mask",
 )
 
 
@@ -89,6 +103,7 @@ def step_program(
     weights: Sequence[BoundWeight],
     cache: CacheSchema,
     args: ArgsLayout,
+    rules: RulesLayout,
     vocabulary: int,
 ) -> dict[str, str]:
     """`step.cpp` and `kernels.h`."""
@@ -131,5 +146,20 @@ def step_program(
         args_words=args.words,
         fields=[{"name": name, "offset": args.offset(name)} for name in _PLAIN_FIELDS],
         block_tables=[args.offset(f"block_table.{g.name}") for g in cache.groups],
+        rules=_rules(rules, vocabulary),
     )
     return {"step.cpp": text, "kernels.h": render("host/kernels.h.j2", kernels=kernels)}
+
+
+def _rules(rules: RulesLayout, vocabulary: int) -> list[dict[str, Any]]:
+    """The members of `RuleFields` in their order."""
+    sizes = {
+        "history_size": HISTORY,
+        "bad_word_size": MAX_BAD_WORD_TOKENS,
+        "logprob_words": LOGPROB_WORDS,
+        "most_logprobs": MAX_LOGPROBS,
+        "mask_words": mask_words(vocabulary),
+        "mask_ids": MASK_IDS,
+    }
+    members = {"words": rules.words, **{f.name: f.offset for f in rules.fields}, **sizes}
+    return [{"name": name, "value": value} for name, value in members.items()]

@@ -11,6 +11,7 @@ from kernelgen.codegen.artefact import KernelSource
 from kernelgen.codegen.cpp.host import step_program
 from kernelgen.codegen.cpp.kernels import kernel_source
 from kernelgen.codegen.step_args import ArgsLayout, args_layout
+from kernelgen.codegen.step_rules import RulesLayout, rules_layout
 from kernelgen.codegen.weights import BoundWeight, bound_weights, demanded_layouts
 from kernelgen.core.resources import templates_dir
 from kernelgen.planner.caches import CacheSchema, cache_schema
@@ -31,6 +32,7 @@ class CppProgram:
     weights: tuple[BoundWeight, ...]
     cache: CacheSchema
     args: ArgsLayout
+    rules: RulesLayout
 
 
 def cpp_program(plans: Sequence[Plan], vocabulary: int, max_positions: int) -> CppProgram:
@@ -46,7 +48,8 @@ def cpp_program(plans: Sequence[Plan], vocabulary: int, max_positions: int) -> C
         kernel_source(kernel, layouts, argument(kernel, plan))
         for _, (kernel, plan) in sorted(kernels.items())
     )
-    host = step_program(plans, sorted(kernels), weights, cache, args, vocabulary)
+    rules = rules_layout(vocabulary)
+    host = step_program(plans, sorted(kernels), weights, cache, args, rules, vocabulary)
     library = templates_dir() / "cpp" / "lib"
     headers = {f"kg/{p.name}": p.read_text() for p in sorted(library.glob("*.h"))}
     return CppProgram(
@@ -57,4 +60,5 @@ def cpp_program(plans: Sequence[Plan], vocabulary: int, max_positions: int) -> C
         weights=weights,
         cache=cache,
         args=args,
+        rules=rules,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kernelgen.codegen.cuda.carveout import carve_outs
@@ -13,6 +13,7 @@ from kernelgen.codegen.cuda.refs import STEP_VALUES, References, parameter_place
 from kernelgen.codegen.cuda.unit import TritonUnit
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.step_rules import LOGPROB_WORDS, RulesLayout, mask_words
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.core.resources import templates_dir
 from kernelgen.planner.caches import CacheSchema
@@ -27,7 +28,10 @@ _PAGE = 256
 
 @dataclass(frozen=True)
 class StepProgram:
-    """Everything that the step of one SM is made of. `prepare` opens each step; see `PREPARE`."""
+    """Everything that the step of one SM is made of. `prepare` opens each step; see `PREPARE`.
+
+    `rules` is the layout of what `following` works on.
+    """
 
     sm: int
     plans: tuple[Plan, ...]
@@ -37,6 +41,9 @@ class StepProgram:
     cache: CacheSchema
     args: ArgsLayout
     vocabulary: int
+    rules: RulesLayout | None = None
+    following: Mapping[str, GpuKernel] = field(default_factory=dict)
+    """what may be launched behind a step, by the name of its export; all or nothing"""
 
     @property
     def folder(self) -> str:
@@ -57,6 +64,8 @@ class StepProgram:
 
     def _passes(self) -> Iterator[GpuPass]:
         yield from self.prepare.passes
+        for kernel in self.following.values():
+            yield from kernel.passes
         for plan in self.plans:
             for launch in plan.launches:
                 yield from self.kernel(launch).passes
@@ -99,11 +108,15 @@ def cuda_step(program: StepProgram, images: Mapping[str, KernelImage]) -> dict[s
         matrices=list(tables.refs.matrices),
         slots=list(tables.slots),
         plans=plans,
+        following=list(program.following),
         vocabulary=program.vocabulary,
         page_bytes=program.cache.page_bytes,
         args_words=program.args.words,
         step_values=step_value_places(program.args)[:-1],
         counters=max(plan.counters for plan in program.plans),
+        rule_words=program.rules.words if program.rules else 1,
+        logprob_words=LOGPROB_WORDS,
+        mask_words=mask_words(program.vocabulary),
     )
     return {f"{program.folder}/step.cpp": text}
 
@@ -142,6 +155,10 @@ class _Tables:
             # In a mixed plan the caller alone knows how many logits it asks for.
             "rows": plan.size if plan.phase == "decode" else 1,
             "launches": lines,
+            "following": [
+                list(self._lines(name, kernel, None, plan, slots))
+                for name, kernel in self.program.following.items()
+            ],
             "slots": self.slots.setdefault(offsets, len(self.slots)),
             "workspace_bytes": first + plan.workspace_bytes,
         }

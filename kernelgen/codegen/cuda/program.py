@@ -9,6 +9,7 @@ from kernelgen.codegen.cuda.host import StepProgram
 from kernelgen.codegen.cuda.launches import GpuKernel, launch_key
 from kernelgen.codegen.step_args import args_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
+from kernelgen.codegen.triton.following import following_kernels, gpu_rules
 from kernelgen.codegen.triton.kernels import StepLayout
 from kernelgen.codegen.triton.prepare import prepare_kernel
 from kernelgen.codegen.weights import bound_weights, demanded_layouts
@@ -42,4 +43,6 @@ def cuda_program(
         cache=cache,
         args=args,
         vocabulary=vocabulary,
+        rules=gpu_rules(vocabulary),
+        following=following_kernels(args, vocabulary),
     )

@@ -47,10 +47,12 @@ SAMPLING_FIELDS = (
     "top_p",
     "top_k",
     "seed",
+    "min_p",
 )
 """of args, for a kernel that knows how each logit row wants its token"""
-MIN_P = "min_p"
-"""float32, where the arguments have it: 0 = off"""
+SEED = "low_seed, high_seed, position"
+MARK = "marked, state0, state1, state2, low_key, high_key"
+"""what noise follows from, as parameters of a kernel's functions"""
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,9 @@ def candidate_constants(
 
 
 def sample_constants(
-    vocabulary: int, tile: SampleTile, maxima: Maxima, args: ArgsLayout
+    vocabulary: int, tile: SampleTile, maxima: Maxima, args: ArgsLayout, has_rules: bool = False
 ) -> dict[str, Any]:
-    """Constants of `triton/sample.py.j2`."""
+    """Constants of `triton/sample.py.j2`. `has_rules`: it chooses for rows with rules alone."""
     blocks, groups = tile.blocks(vocabulary), ceil_div(vocabulary, maxima.group)
     classes, share = tile.classes(vocabulary), tile.share(vocabulary)
     return {
@@ -193,16 +195,12 @@ def sample_constants(
         "short": SHORT,
         "shortest": SHORTEST,
         "numbers": numbers_word(vocabulary, maxima.group),
-        "min_p": _has_min_p(args),
+        "rules": has_rules,
+        "seed": f"{SEED}, {MARK}" if has_rules else SEED,
         **candidate_constants(vocabulary, tile, maxima, args),
     }
 
 
 def sampling_words(args: ArgsLayout) -> list[tuple[str, int]]:
     """Where the fields start, as constants of a kernel."""
-    names = (*SAMPLING_FIELDS, MIN_P) if _has_min_p(args) else SAMPLING_FIELDS
-    return [(name.upper(), args.offset(name)) for name in names]
-
-
-def _has_min_p(args: ArgsLayout) -> bool:
-    return any(field.name == MIN_P for field in args.fields)
+    return [(name.upper(), args.offset(name)) for name in SAMPLING_FIELDS]

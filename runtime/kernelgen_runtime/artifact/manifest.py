@@ -172,6 +172,16 @@ class ArgsSchema:
 
 
 @dataclass(frozen=True)
+class RulesSchema:
+    """Layout of a slot of `rules`, and words of a row of `logprobs` and of `masks`."""
+
+    words: int
+    logprob_words: int
+    mask_words: int
+    fields: tuple[ArgsField, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
     """One compiled step: `size` requests of one token each (decode) or `size` tokens (mixed).
 
@@ -223,6 +233,8 @@ class Manifest:
     args: ArgsSchema
     plans: tuple[Plan, ...]
     counters: int
+    rules: RulesSchema | None = None
+    """None: built without what changes logits, marks choices or tells log-probabilities"""
 
     @property
     def name(self) -> str:

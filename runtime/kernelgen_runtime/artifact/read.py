@@ -8,7 +8,15 @@ from .bounded_json import Json, read_json
 from .fields import INT32_MAX, Fields
 from .manifest import CPU, Library, Manifest, Model, TensorSpec, target_sm
 from .relations import ABI, check_model, check_target
-from .sections import each_once, read_args, read_cache, read_plan, read_shape, read_weight
+from .sections import (
+    each_once,
+    read_args,
+    read_cache,
+    read_plan,
+    read_rules,
+    read_shape,
+    read_weight,
+)
 
 SCHEMA = 2
 MAX_MANIFEST_BYTES = 256 << 20
@@ -94,6 +102,7 @@ def _target(model: Model, fields: Fields) -> Manifest:
         args=read_args(fields.object("args")),
         plans=tuple(read_plan(item) for item in fields.objects("plans", 4096)),
         counters=fields.integer("counters"),
+        rules=read_rules(fields.object("rules")) if "rules" in fields.values else None,
     )
 
 

@@ -12,6 +12,7 @@ from .manifest import (
     CacheGroup,
     Manifest,
     Model,
+    RulesSchema,
     Weight,
     elements,
     packed_parts,
@@ -19,6 +20,25 @@ from .manifest import (
 from .sections import each_once
 
 ABI = 1
+DETAIL_FIELDS = ("min_p", "rules", "logprobs", "logprob_token", "mask")
+"""of args, where the target has `rules`"""
+RULE_FIELDS = (
+    *("repetition", "frequency", "presence", "free_position", "biases", "bad_words", "ends"),
+    *(
+        "dense",
+        "told",
+        "told_ids",
+        "seen",
+        "remembered",
+        "first_generated",
+        "width",
+        "deduplicate",
+        "key_low",
+    ),
+    *("key_high", "bias_ids", "bias_values", "end_ids", "bad_word_ids", "history", "bins"),
+    "edited",
+)
+"""of `rules`, which the runtime writes or skips"""
 
 
 def check_model(model: Model, problems: list[str]) -> None:
@@ -35,6 +55,8 @@ def check_target(manifest: Manifest, where: str, problems: list[str]) -> None:
     """Note args, weights and plans of one target that do not fit together."""
     found = Fields({}, where, problems)
     _check_args(manifest, found)
+    if manifest.rules is not None:
+        _check_rules(manifest, manifest.rules, found)
     _check_weights(manifest, found)
     _check_plans(manifest, found)
 
@@ -72,6 +94,23 @@ def _check_args(manifest: Manifest, found: Fields) -> None:
     for before, after in pairwise(ordered):
         if before.offset + elements(before.shape) > after.offset:
             found.wrong("args.fields", f"{before.name} and {after.name} overlap")
+
+
+def _check_rules(manifest: Manifest, rules: RulesSchema, found: Fields) -> None:
+    rows = {field.name: field.shape for field in manifest.args.fields}
+    for name in DETAIL_FIELDS:
+        if rows.get(name) != (manifest.args.max_rows,):
+            found.wrong("args.fields", f"{name} must be [{manifest.args.max_rows}] beside rules")
+    fields = {field.name: field for field in rules.fields}
+    for name in RULE_FIELDS:
+        if name not in fields:
+            found.wrong("rules.fields", f"{name} is missing")
+    for name in ("bins", "edited"):
+        if name in fields and fields[name].shape != (manifest.vocab,):
+            found.wrong("rules.fields", f"{name} must be [{manifest.vocab}]")
+    ends = ("bins", "edited")
+    if all(name in fields for name in ends) and fields["bins"].offset > fields["edited"].offset:
+        found.wrong("rules.fields", "edited must come behind bins")
 
 
 def _check_weights(manifest: Manifest, found: Fields) -> None:

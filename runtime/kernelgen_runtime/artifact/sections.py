@@ -17,6 +17,7 @@ from .manifest import (
     Part,
     Plan,
     Rope,
+    RulesSchema,
     Weight,
     elements,
     laid_out_shape,
@@ -173,6 +174,22 @@ def read_args(fields: Fields) -> ArgsSchema:
         entries.append(entry)
     each_once(fields, "fields", (entry.name for entry in entries))
     return ArgsSchema(words, max_tokens, max_rows, max_pages, tuple(entries))
+
+
+def read_rules(fields: Fields) -> RulesSchema:
+    """Read `rules`."""
+    words = fields.integer("words", 1, SIZE_MAX)
+    entries = []
+    for item in fields.objects("fields", 256):
+        bits = item.choice("bits", ("int32", "float32"))
+        shape = read_shape(item, "shape")
+        entry = ArgsField(item.identifier("name"), item.integer("offset"), shape, bits)
+        if entry.offset + elements(shape) > words:
+            item.wrong("offset", f"field ends at {entry.offset + elements(shape)} of {words} words")
+        entries.append(entry)
+    each_once(fields, "fields", (entry.name for entry in entries))
+    rows = fields.integer("logprob_words", 1, 1 << 16), fields.integer("mask_words", 1, 1 << 24)
+    return RulesSchema(words, *rows, tuple(entries))
 
 
 def read_plan(fields: Fields) -> Plan:

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..generation import Output
 from .lines import CHAT, Line
+from .logprobs import TextOf, chat_logprobs, completion_logprobs
 
 Answer = dict[str, Any]
 
@@ -28,10 +29,16 @@ def refused(line: Line, status: int, message: str) -> Answer:
     return _answer(line, _response(line, status, {"error": error}))
 
 
-def served(line: Line, model: str, outputs: Sequence[Output], tells_ids: bool) -> Answer:
-    """Return the answer with all choices of a request."""
+def served(
+    line: Line, model: str, outputs: Sequence[Output], tells_ids: bool, text_of: TextOf
+) -> Answer:
+    """Return the answer with all choices of a request; `text_of` tells a token's text."""
     is_chat = line.url == CHAT
     choices = [_choice(i, output, is_chat, tells_ids) for i, output in enumerate(outputs)]
+    for choice, output in zip(choices, outputs, strict=True):
+        if output.logprobs is not None:
+            told = chat_logprobs if is_chat else completion_logprobs
+            choice["logprobs"] = told(output.logprobs, text_of)
     body = {
         "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{line.number}",
         "object": "chat.completion" if is_chat else "text_completion",
@@ -58,13 +65,16 @@ def _choice(index: int, output: Output, is_chat: bool, tells_ids: bool) -> Answe
 
 
 def _usage(outputs: Sequence[Output]) -> Answer:
-    prompt = sum(len(output.prompt_ids) for output in outputs)
+    # The choices of a prompt share it; it is counted once.
+    prompt = sum(len(output.prompt_ids) for output in outputs if output.index == 0)
     generated = sum(len(output.token_ids) for output in outputs)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
-        "prompt_tokens_details": {"cached_tokens": sum(o.cached_tokens for o in outputs)},
+        "prompt_tokens_details": {
+            "cached_tokens": sum(o.cached_tokens for o in outputs if o.index == 0)
+        },
     }
 
 

@@ -30,7 +30,6 @@ _UNABLE: dict[str, tuple[Json, ...]] = {
     "modalities": (["text"],),
     "audio": (),
     "logprobs": (False,),
-    "top_logprobs": (0,),
     "logit_bias": ({},),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
@@ -81,7 +80,20 @@ def _params(llm: LLM, given: dict[str, Json], is_chat: bool) -> SamplingParams:
         values["max_tokens"] = given["max_completion_tokens"]
     if isinstance(values.get("stop"), str):
         values["stop"] = (values["stop"],)
+    if is_chat:
+        asked = values.pop("logprobs", False)
+        if not isinstance(asked, bool):
+            raise RequestError(f"logprobs: must be true or false, is {shown(asked)}")
+        values["logprobs"] = given.get("top_logprobs", 0) if asked else None
+    if isinstance(bias := values.get("logit_bias"), dict):
+        values["logit_bias"] = {_id(key): value for key, value in bias.items()}
     return replace(params, **values)
+
+
+def _id(key: str) -> int:
+    if not (key.isascii() and key.isdigit() and len(key) < 12):
+        raise RequestError(f"logit_bias: keys must be token ids, one is {shown(key)}")
+    return int(key)
 
 
 def _frozen(value: Json) -> Any:

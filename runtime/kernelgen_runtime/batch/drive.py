@@ -119,10 +119,17 @@ class Drive:
 
     def _told(self, job: _Job) -> Told:
         outputs = [generation.output() for generation in job.generations]
-        prompt = sum(len(output.prompt_ids) for output in outputs)
+        prompt = sum(len(output.prompt_ids) for output in outputs if output.index == 0)
         generated = sum(len(output.token_ids) for output in outputs)
         errors = [o.error or "the step failed" for o in outputs if o.finish_reason == "error"]
         if errors:
             return Told(refused(job.line, 500, errors[0]), True, prompt, generated)
-        answer = served(job.line, self._llm.manifest.name, outputs, job.tells_ids)
+        model, text_of = self._llm.manifest.name, self._text_of
+        answer = served(job.line, model, outputs, job.tells_ids, text_of)
         return Told(answer, False, prompt, generated)
+
+    def _text_of(self, token: int) -> str:
+        """Return the text of one token, or its number where there is no tokenizer."""
+        if not self._llm.has_tokenizer:
+            return f"token_id:{token}"
+        return self._llm.tokenizer.decode([token], skip_special_tokens=False)

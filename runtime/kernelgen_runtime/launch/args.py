@@ -4,11 +4,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..artifact.manifest import ArgsSchema, Plan, elements
+from ..artifact.manifest import ArgsSchema, Plan, RulesSchema, elements
 from ..memory.cache import CacheTables
 from ..memory.groups import pages_of
+from ..sample.reference import Rules
 from ..schedule.request import Request
 from ..schedule.step import Step
+from .details import LOGPROBS, MASK, PROMPT_LOGPROBS, RULES, TOLD, Details
+from .rules import rule_words
 
 Ints = npt.NDArray[np.int32]
 
@@ -16,7 +19,12 @@ Ints = npt.NDArray[np.int32]
 class SlotSampling:
     """Sampling parameters by slot, rewritten when a slot has a new owner."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, rules: RulesSchema | None = None) -> None:
+        self.asks = np.zeros(slots, np.int32)
+        self.logprobs = np.full(slots, -1, np.int32)
+        self.min_p = np.zeros(slots, np.float32)
+        self._schema = rules
+        self._new: list[tuple[int, Ints]] = []
         self.temperature = np.zeros(slots, np.float32)
         self.top_p = np.ones(slots, np.float32)
         self.top_k = np.zeros(slots, np.int32)
@@ -33,6 +41,31 @@ class SlotSampling:
         self.top_p[slot] = request.params.top_p
         self.top_k[slot] = request.params.top_k
         self._seed[slot] = request.seed
+        self.min_p[slot] = request.params.min_p
+        self._own_details(slot, request)
+
+    def take_new(self) -> list[tuple[int, Ints]]:
+        """Return the slots that got rules since the last call, with the words they begin with."""
+        new, self._new = self._new, []
+        return new
+
+    def _own_details(self, slot: int, request: Request) -> None:
+        params, mark = request.params, request.mark
+        told = TOLD if params.logprob_token_ids is not None else -1
+        self.logprobs[slot] = told if params.logprobs is None else params.logprobs
+        ruled = params.changes_logits or mark is not None
+        self.asks[slot] = (
+            RULES * ruled
+            + LOGPROBS * params.tells_logprobs
+            + MASK * params.return_sampling_mask
+            + PROMPT_LOGPROBS * (params.prompt_logprobs is not None)
+        )
+        if not ruled and params.logprob_token_ids is None:
+            return
+        assert self._schema is not None, "requests are refused where the artifact has no rules"
+        prompt = request.tokens[: request.prompt_tokens]
+        rules = Rules(params, prompt, request.output_ids, tuple(request.stop_ids), mark)
+        self._new.append((slot, rule_words(self._schema, rules)))
 
 
 class ArgsWriter:
@@ -52,6 +85,7 @@ class ArgsWriter:
             span = span.reshape(field.shape)
             self.fields[field.name] = span.view(np.float32) if field.bits == "float32" else span
         self.used: dict[str, tuple[int, ...]] = {}
+        self.details: Details | None = None
         self._max_rows = schema.max_rows
         self._sampling = sampling
 
@@ -63,26 +97,71 @@ class ArgsWriter:
         for name in ("temperature", "top_p", "top_k"):
             self.fields[name][:count] = getattr(self._sampling, name)[slots]
         self.fields["seed"][:count] = self._sampling.seed_words[slots]
+        if "rules" in self.fields:
+            self.fields["min_p"][:count] = self._sampling.min_p[slots]
+            self.fields["rules"][:count] = self._sampling.asks[slots] & RULES
         pages = pages_of(int(ends.max()))
         for group, table in zip(cache.groups, cache.tables, strict=True):
             name = f"block_table.{group.name}"
             self.fields[name][:count, :pages] = table[:, :pages][slots]
             self.used[name] = (count, pages)
 
+    def details_of(self, rows: npt.NDArray[np.intp]) -> Details | None:
+        """Return what the request rows `rows` want of their logit rows, in this order; None where
+        ids are all. For the step that was written last.
+        """
+        slots = self.fields["row_slot"][rows]
+        asks = self._sampling.asks[slots]
+        wanted = int(np.bitwise_or.reduce(asks, initial=0)) & (RULES | LOGPROBS | MASK)
+        if not wanted:
+            return None
+        return Details(
+            refine=bool(wanted & RULES),
+            logprobs=self._sampling.logprobs[slots] if wanted & LOGPROBS else None,
+            masks=np.minimum(asks & MASK, 1) if wanted & MASK else None,
+        )
+
+    def prompt_rows(self, count: int) -> npt.NDArray[np.intp]:
+        """Return the first `count` request rows that ask log-probabilities of their prompt."""
+        slots = self.fields["row_slot"][:count]
+        return np.flatnonzero(self._sampling.asks[slots] & PROMPT_LOGPROBS)
+
     def write_nothing(self, plan: Plan) -> None:
         """Write a step of `plan` in which every row is padding."""
         self._pad(plan, 0, 0)
+        self.details = None
         self.ask([], [])
 
-    def ask(self, tokens: npt.ArrayLike, rows: npt.ArrayLike, *, read: bool = True) -> None:
+    def ask(
+        self,
+        tokens: npt.ArrayLike,
+        rows: npt.ArrayLike,
+        *,
+        read: bool = True,
+        details: Details | None = None,
+    ) -> None:
         """Ask logits of token rows `tokens`; `rows` says which request row samples, -1 for none.
 
         `read` False: only the chosen ids will be read, so that kernels may spare storing logits.
+        `details`: what rows want beside ids.
         """
         asked = np.asarray(tokens, np.int32)
-        self.fields["counts"][2:] = (len(asked), not read)
+        self.fields["counts"][2:] = (len(asked), not read and details is None)
+        self.details = details
+        if details is not None:
+            self._ask_details(details, len(asked))
         self.fields["logit_token"][: len(asked)] = asked
         self.fields["logit_row"][: len(asked)] = rows
+
+    def _ask_details(self, details: Details, count: int) -> None:
+        wanted = {
+            "logprobs": details.logprobs,
+            "logprob_token": details.tokens,
+            "mask": details.masks,
+        }
+        for name, values in wanted.items():
+            self.fields[name][:count] = (0 if name == "mask" else -1) if values is None else values
+            self.used[name] = (count,)
 
     def _write_rows(self, step: Step, ends: npt.NDArray[np.int64]) -> None:
         """Write tokens, slots, starts and lengths."""
@@ -112,5 +191,5 @@ class ArgsWriter:
             "row_query_start": (stop + 1,),
             **dict.fromkeys(("row_slot", "row_seq_len", "logit_token", "logit_row"), (stop,)),
             "temperature": (stop,),
-            **dict.fromkeys(("top_p", "top_k", "seed"), (rows,)),
+            **dict.fromkeys(("top_p", "top_k", "seed", "min_p", "rules"), (rows,)),
         }

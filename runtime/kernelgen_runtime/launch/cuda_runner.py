@@ -1,6 +1,6 @@
 """Owns running steps on a GPU: args go up and ids come down while the next step is launched."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -11,7 +11,8 @@ from ..artifact.manifest import Manifest, Plan
 from ..device.cuda import CudaDevice, is_out_of_memory
 from ..device.device import Accelerator, Event
 from ..errors import DeviceMemoryError, LaunchError, amount, shown
-from .args import ArgsWriter, Ints, SlotSampling
+from .args import ArgsWriter, SlotSampling
+from .details import Answer
 from .graphs import DecodeGraphs
 from .library import StepLibrary
 from .plans import PlanTable
@@ -23,11 +24,11 @@ from .upload import DeviceArgs
 class Entry:
     """What one step in flight owns on the host, and how far it is.
 
-    `sent`: its args are on the device; `done`: its ids are in `sampled`; `taken`: in `ids` too.
+    `sent`: its args are on the device; `done`: its ids are in `sampled`; `taken`: in `results` too.
     """
 
     args: ArgsWriter
-    ids: torch.Tensor
+    results: dict[str, torch.Tensor]
     sent: Event
     done: Event
     taken: Event
@@ -68,9 +69,9 @@ class CudaRunner:
         for name, tensor in self._bound.items():
             library.bind(name, tensor)
         self._graphs = DecodeGraphs(device, self._main, self._step)
-        sampling = SlotSampling(slots)
+        self._sampling = SlotSampling(slots, manifest.rules)
         self._entries = [
-            _entry(self._api, manifest, sampling) for _ in range(device.steps_in_flight + 1)
+            _entry(self._api, manifest, self._sampling) for _ in range(device.steps_in_flight + 1)
         ]
         self._turns = cycle(self._entries)
         self._next, self._last = next(self._turns), self._entries[-1]
@@ -134,14 +135,15 @@ class CudaRunner:
                 self._main.wait_event(before.taken)
                 if not self._graphs.replay(plan):
                     self._step(plan)
+                names = ["sampled", *self._follow(plan, entry.args)]
                 entry.done.record()
             with self._api.on(self._aside):
                 self._aside.wait_event(entry.done)
-                if asked:
-                    self._api.copy(entry.ids[:asked], self._bound["sampled"][:asked])
+                for name in names if asked else ():
+                    self._api.copy(entry.results[name][:asked], self._bound[name][:asked])
                 entry.taken.record()
         self._last, self._next = entry, next(self._turns)
-        return lambda: self._ids(entry, asked)
+        return lambda: self._answer(entry, names, asked)
 
     def logits(self, count: int) -> Logits:
         """Wait for all steps; return rows of logits."""
@@ -150,10 +152,29 @@ class CudaRunner:
             rows: Logits = self._bound["logits"][:count].cpu().numpy()
         return rows
 
-    def _ids(self, entry: Entry, asked: int) -> Ints:
+    def _follow(self, plan: Plan, args: ArgsWriter) -> Iterator[str]:
+        """Launch what follows a step for rows that ask more; yield the buffers to be copied."""
+        for slot, words in self._sampling.take_new():
+            staged = self._api.pinned(words.nbytes).view(torch.int32)
+            staged.numpy()[:] = words
+            self._api.copy(self._bound["rules"][slot, : len(words)], staged)
+        details = args.details
+        if details is None:
+            return
+        if details.refine:
+            self._library.refine(plan.id, self._args.tensor)
+        if details.masks is not None:
+            self._library.keep_masks(plan.id, self._args.tensor)
+            yield "masks"
+        if details.logprobs is not None:
+            self._library.logprobs(plan.id, self._args.tensor)
+            yield "logprobs"
+
+    def _answer(self, entry: Entry, names: Sequence[str], asked: int) -> Answer:
         with self._translated("waiting for a step"):
             entry.taken.synchronize()
-        return entry.ids[:asked].numpy().copy()
+        found = {name: entry.results[name][:asked].numpy().copy() for name in names}
+        return Answer(found["sampled"], found.get("logprobs"), found.get("masks"))
 
     def _step(self, plan: Plan) -> None:
         self._library.step(plan.id, self._args.tensor)
@@ -188,10 +209,15 @@ class CudaRunner:
 
 
 def _entry(api: Accelerator, manifest: Manifest, sampling: SlotSampling) -> Entry:
-    words, rows = 4 * manifest.args.words, 4 * manifest.args.max_rows
+    words, rows = 4 * manifest.args.words, manifest.args.max_rows
+    widths = {"sampled": 1}
+    if manifest.rules is not None:
+        widths["logprobs"] = manifest.rules.logprob_words
+        widths["masks"] = manifest.rules.mask_words
+    results = {n: api.pinned(4 * rows * w).view(torch.int32) for n, w in widths.items()}
     return Entry(
         args=ArgsWriter(manifest.args, sampling, api.pinned(words).view(torch.int32)),
-        ids=api.pinned(rows).view(torch.int32),
+        results={n: r if n == "sampled" else r.view(rows, -1) for n, r in results.items()},
         sent=api.event(),
         done=api.event(),
         taken=api.event(),

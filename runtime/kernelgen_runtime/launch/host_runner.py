@@ -6,7 +6,8 @@ import torch
 
 from ..artifact.manifest import Manifest, Plan
 from ..device.host import HostDevice
-from .args import ArgsWriter, SlotSampling
+from .args import ArgsWriter, Ints, SlotSampling
+from .details import Answer
 from .library import StepLibrary
 from .runner import Logits, Waiter, make_buffers
 
@@ -29,7 +30,8 @@ class HostRunner:
         self.logit_rows = logit_rows
         self._library = library
         words = torch.zeros(manifest.args.words, dtype=torch.int32)
-        self._args = ArgsWriter(manifest.args, SlotSampling(slots), words)
+        self._sampling = SlotSampling(slots, manifest.rules)
+        self._args = ArgsWriter(manifest.args, self._sampling, words)
         page_bytes = manifest.cache.page_bytes
         cache = device.allocate(pages * page_bytes, "a cache", "lower --kv-cache-memory-bytes")
         made = make_buffers(device, manifest, workspace_bytes, slots, logit_rows)
@@ -47,9 +49,29 @@ class HostRunner:
 
     def start(self, plan: Plan, asked: int) -> Waiter:
         """Run a step to its end. Raises LaunchError where the library refuses."""
-        self._library.step(plan.id, self._args.tensor)
-        ids = self._bound["sampled"][:asked].clone().numpy()
-        return lambda: ids
+        args, details = self._args.tensor, self._args.details
+        for slot, words in self._sampling.take_new():
+            self._bound["rules"][slot, : len(words)] = torch.from_numpy(words)
+        self._library.step(plan.id, args)
+        if details is None:
+            answer = Answer(self._bound["sampled"][:asked].clone().numpy())
+            return lambda: answer
+        if details.refine:
+            self._library.refine(plan.id, args)
+        if details.masks is not None:
+            self._library.keep_masks(plan.id, args)
+        if details.logprobs is not None:
+            self._library.logprobs(plan.id, args)
+        answer = Answer(
+            self._bound["sampled"][:asked].clone().numpy(),
+            None if details.logprobs is None else self._rows("logprobs", asked),
+            None if details.masks is None else self._rows("masks", asked),
+        )
+        return lambda: answer
+
+    def _rows(self, name: str, count: int) -> Ints:
+        rows: Ints = self._bound[name][:count].clone().numpy()
+        return rows
 
     def logits(self, count: int) -> Logits:
         """Return rows of logits."""

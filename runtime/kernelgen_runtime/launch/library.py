@@ -24,6 +24,15 @@ class StepLibrary(Protocol):
     def step(self, plan_id: int, args: torch.Tensor) -> None:
         """Run one step; on a GPU, give it to the current stream."""
 
+    def refine(self, plan_id: int, args: torch.Tensor) -> None:
+        """Choose again for rows with rules, behind the step of the same arguments."""
+
+    def keep_masks(self, plan_id: int, args: torch.Tensor) -> None:
+        """List what the rows that ask for it chose from, behind `step` and `refine`."""
+
+    def logprobs(self, plan_id: int, args: torch.Tensor) -> None:
+        """Tell log-probabilities to the rows that ask, behind `step` and `refine`."""
+
     def load(self, plan_id: int) -> None:
         """Get everything ready that a step of the plan needs, so that it may be captured."""
 
@@ -92,6 +101,24 @@ class CompiledLibrary:
             self._step(plan_id, args)
         except (ValueError, TypeError, RuntimeError) as error:
             raise LaunchError(f"{self.path}: step of plan {plan_id}: {error}") from None
+
+    def refine(self, plan_id: int, args: torch.Tensor) -> None:
+        """Choose again for rows with rules. Raises LaunchError with the library's own words."""
+        self._after("refine", plan_id, args)
+
+    def keep_masks(self, plan_id: int, args: torch.Tensor) -> None:
+        """List what rows chose from. Raises LaunchError with the library's own words."""
+        self._after("keep_masks", plan_id, args)
+
+    def logprobs(self, plan_id: int, args: torch.Tensor) -> None:
+        """Tell log-probabilities. Raises LaunchError with the library's own words."""
+        self._after("logprobs", plan_id, args)
+
+    def _after(self, name: str, plan_id: int, args: torch.Tensor) -> None:
+        try:
+            self._module[name](plan_id, args)
+        except (AttributeError, ValueError, TypeError, RuntimeError) as error:
+            raise LaunchError(f"{self.path}: {name} of plan {plan_id}: {error}") from None
 
     def load(self, plan_id: int) -> None:
         """Load the kernels of a plan, where there are any to load. Raises LaunchError."""

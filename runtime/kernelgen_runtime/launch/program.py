@@ -12,6 +12,7 @@ from ..schedule.request import NO_CHOICE
 from ..schedule.step import Step
 from .plans import PlanTable
 from .runner import Logits, Runner, Waiter
+from .told import note_details, tell_prompts
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,12 @@ class Program:
         plan = self._plans.choose(len(step.requests), step.tokens)
         args = self._runner.args()
         args.write(step, plan, self._tables)
-        asking = step.samples.nonzero()[0]
-        args.ask(step.counts.cumsum()[asking] - 1, asking, read=logits)
+        asking, ends = step.samples.nonzero()[0], step.counts.cumsum()
+        if len(prompts := args.prompt_rows(len(step.requests))):
+            tell_prompts(self._runner, step, plan, prompts.tolist(), self._tables)
+            args = self._runner.args()
+            args.write(step, plan, self._tables)
+        args.ask(ends[asking] - 1, asking, read=logits, details=args.details_of(asking))
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
         return Flight(step, asking, self._runner.start(plan, len(asking)))
 
@@ -52,7 +57,11 @@ class Program:
 
         `NO_CHOICE` is passed on. Raises LaunchError where a library gives no id of the vocabulary.
         """
-        ids = flight.wait()
+        answer = flight.wait()
+        ids = answer.ids
+        if answer.tells:
+            rows = flight.step.rows
+            note_details([rows[i].request for i in flight.asking], answer, self._vocab)
         strange = ids[(ids != NO_CHOICE) & ((ids < 0) | (ids >= self._vocab))]
         if len(strange):
             raise LaunchError(

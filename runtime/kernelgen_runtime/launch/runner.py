@@ -10,10 +10,11 @@ import torch
 from ..artifact.manifest import Manifest, Plan
 from ..buffers import Arena, byte_size, rounded
 from ..device.device import Device
-from .args import ArgsWriter, Ints
+from .args import ArgsWriter
+from .details import Answer
 
 Logits = npt.NDArray[np.float32]
-Waiter = Callable[[], Ints]
+Waiter = Callable[[], Answer]
 
 
 class Runner(Protocol):
@@ -31,7 +32,7 @@ class Runner(Protocol):
         """Return the args of the next step, free to be written."""
 
     def start(self, plan: Plan, asked: int) -> Waiter:
-        """Run a step on them; the result waits for the ids of its `asked` logit rows, int32."""
+        """Run a step on them; the result waits for the answer to its `asked` logit rows."""
 
     def logits(self, count: int) -> Logits:
         """Wait for all steps; return the first `count` rows of logits, valid until the next."""
@@ -47,6 +48,11 @@ def make_buffers(
         "last_sampled": ((slots,), "int32"),
         "sampled": ((manifest.args.max_rows,), "int32"),
     }
+    if manifest.rules is not None:
+        rules, rows = manifest.rules, manifest.args.max_rows
+        shapes["rules"] = ((slots, rules.words), "int32")
+        shapes["logprobs"] = ((rows, rules.logprob_words), "int32")
+        shapes["masks"] = ((rows, rules.mask_words), "int32")
     if manifest.counters:
         shapes["counters"] = ((manifest.counters,), "int32")
     total = sum(rounded(byte_size(*of), device.alignment) for of in shapes.values())

@@ -4,9 +4,14 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+import numpy.typing as npt
+
 from ..errors import RequestError, shown
 from ..memory.chain import Chain
 from ..sample.params import SamplingParams
+from ..sample.reference import Likelihood
+from ..sample.watermark import Watermark
 
 MAX_PRIORITY = 2**31 - 1
 MAX_SALT = 1024
@@ -66,6 +71,13 @@ class Request:
     """why it has ended with the finish reason "error", where that is its own doing"""
     stop_reason: int | str | None = None
     timings: Timings = field(default_factory=Timings)
+    mark: Watermark | None = None
+    """the key that its choices are marked with"""
+    logprobs: list[Likelihood] = field(default_factory=list)
+    """of generated tokens, where they were asked; those of prompt tokens from the second on"""
+    prompt_logprobs: list[Likelihood] = field(default_factory=list)
+    masks: list[npt.NDArray[np.int32]] = field(default_factory=list)
+    """ids that each choice was among"""
 
     def __post_init__(self) -> None:
         self.prompt_tokens = len(self.tokens)
@@ -80,7 +92,8 @@ class Request:
         if not self.timings.first_token:
             self.timings.first_token = time.perf_counter()
         self.tokens.append(token)
-        if token in self.stop_ids:
+        may_end = len(self.tokens) - self.prompt_tokens > self.params.min_tokens
+        if may_end and token in self.stop_ids:
             self.stop_reason = token if token in self.params.stop_token_ids else None
             return "stop"
         return "length" if len(self.tokens) >= self.length_limit else None

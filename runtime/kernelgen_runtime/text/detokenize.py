@@ -39,13 +39,16 @@ class GrowingText:
         self.stopped_by: str | None = None
         self.text = ""
 
-    def push(self, ids: Sequence[int]) -> str:
-        """Take new ids; return the text that became certain. Nothing after a stop string counts."""
+    def push(self, ids: Sequence[int], *, may_stop: bool = True) -> str:
+        """Take new ids; return the text that became certain. Nothing after a stop string counts.
+
+        `may_stop` False: a stop string that ends in these ids is ordinary text.
+        """
         if self.stopped_by is not None:
             return ""
         self._ids.extend(ids)
         grown = self._decode_new()
-        return self._advance(grown, held_back=self._longest - 1)
+        return self._advance(grown, self._longest - 1, may_stop)
 
     def finish(self) -> str:
         """Return what was held back: no more ids will come."""
@@ -54,7 +57,7 @@ class GrowingText:
         before, now = self._window()
         grown = now[len(before) :]
         self._read = len(self._ids)
-        return self._advance(grown, held_back=0)
+        return self._advance(grown, 0)
 
     def _window(self) -> tuple[str, str]:
         ids = self._ids[self._context_start :]
@@ -68,10 +71,10 @@ class GrowingText:
         self._context_start, self._read = self._read, len(self._ids)
         return now[len(before) :]
 
-    def _advance(self, grown: str, held_back: int) -> str:
+    def _advance(self, grown: str, held_back: int, may_stop: bool = True) -> str:
         before = len(self._decoded)
         self._decoded += grown
-        stop = self._first_stop(before)
+        stop = self._first_stop(before) if may_stop else None
         end = max(len(self.text), len(self._decoded) - held_back)
         if stop is not None:
             start, self.stopped_by = stop

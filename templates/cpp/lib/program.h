@@ -8,6 +8,7 @@
 #include "bandwidth.h"
 #include "buffer.h"
 #include "isa.h"
+#include "refine.h"
 #include "step.h"
 #include "team.h"
 
@@ -23,7 +24,7 @@ using kg::Weight;
 
 enum class Kind : uint8_t { none, slot, weight, bound, layer, step };
 enum class Phase : uint8_t { decode, mixed };
-enum Bound : uint32_t { LOGITS, SAMPLED, CACHE, WORKSPACE, LAST_SAMPLED, BOUND_COUNT };
+enum Bound : uint32_t { LOGITS, SAMPLED, CACHE, WORKSPACE, LAST_SAMPLED, STEP_BOUND, RULES = STEP_BOUND, LOGPROBS, MASKS, BOUND_COUNT };
 enum StepValue : uint32_t { TOKEN_IDS, POSITIONS, ROWS, LOGIT_TOKENS, SAMPLING };
 
 struct Ref {
@@ -57,8 +58,14 @@ struct Plan {
 };
 struct Fields {  // offsets into args, in words
   size_t counts, token_ids, row_slot, row_query_start, row_seq_len, logit_token, logit_row;
-  size_t temperature, top_p, top_k, seed;
+  size_t temperature, top_p, top_k, seed, min_p, rules, logprobs, logprob_token, mask;
   const size_t* block_table;
+};
+// What may follow a step: choices by the rules of slots, kept sets, log-probabilities.
+struct After {
+  void (*refine)(const Worker&, const Step&, const RuleFields&, int32_t*, const float*, int32_t*);
+  void (*keep_masks)(const Worker&, const Step&, const RuleFields&, int32_t*, const float*, int32_t*);
+  void (*log_likelihoods)(const Worker&, const Step&, const RuleFields&, int32_t*, const float*, const int32_t*, int32_t*);
 };
 struct Model {
   int vocabulary;
@@ -66,6 +73,8 @@ struct Model {
   int groups, max_tokens, max_rows, max_pages;
   int64_t args_words;
   Fields fields;
+  RuleFields rules;
+  After after;
   const Weight* weights;
   int weight_count;
   const LayerCache* layers;
@@ -116,6 +125,9 @@ inline int bind(const Model& model, const char* name, size_t length, const TVMFF
   if (is("logits")) return bind_buffer(LOGITS, "logits", Element::f32, model.vocabulary, arg);
   if (is("last_sampled")) return bind_buffer(LAST_SAMPLED, "last_sampled", Element::i32, 1, arg);
   if (is("sampled")) return bind_buffer(SAMPLED, "sampled", Element::i32, 1, arg);
+  if (is("rules")) return bind_buffer(RULES, "rules", Element::i32, (int64_t)model.rules.words, arg);
+  if (is("logprobs")) return bind_buffer(LOGPROBS, "logprobs", Element::i32, model.rules.logprob_words, arg);
+  if (is("masks")) return bind_buffer(MASKS, "masks", Element::i32, model.rules.mask_words, arg);
   for (int i = 0; i < model.weight_count; ++i) {
     const Weight& w = model.weights[i];
     if (!is(w.name)) continue;
@@ -182,7 +194,8 @@ inline int prepare(const Model& model, const int32_t* args, bool decode, int max
   step.row_slot = slot_of, step.query_start = start, step.seq_len = length;
   step.logit_tokens = args + f.logit_token, step.logit_rows_of = args + f.logit_row;
   step.sampling = {reinterpret_cast<const float*>(args + f.temperature), reinterpret_cast<const float*>(args + f.top_p),
-                   args + f.top_k, args + f.seed};
+                   args + f.top_k, args + f.seed, reinterpret_cast<const float*>(args + f.min_p), args + f.rules};
+  step.logprobs = args + f.logprobs, step.logprob_token = args + f.logprob_token, step.mask = args + f.mask;
   step.cache = static_cast<uint8_t*>(s.buffers[CACHE]), step.page_bytes = model.page_bytes;
   step.max_pages = model.max_pages, step.block_table = s.block_table;
   step.last_sampled = static_cast<int32_t*>(s.buffers[LAST_SAMPLED]);
@@ -203,10 +216,10 @@ inline int check_args(const Model& model, const TVMFFIAny& arg, const int32_t*& 
 
 inline int run_step(const Model& model, int64_t plan_id, const TVMFFIAny& arg) {
   State& s = state();
-  static const char* const names[BOUND_COUNT] = {"logits", "sampled", "cache", "workspace", "last_sampled"};
+  static const char* const names[STEP_BOUND] = {"logits", "sampled", "cache", "workspace", "last_sampled"};
   if (plan_id < 0 || plan_id >= model.plan_count) return ffi::raise("ValueError", "plan %lld of %d", (long long)plan_id, model.plan_count);
   const Plan& plan = model.plans[plan_id];
-  for (int i = 0; i < (int)BOUND_COUNT; ++i)
+  for (int i = 0; i < (int)STEP_BOUND; ++i)
     if (!s.buffers[i]) return ffi::raise("RuntimeError", "%s: not bound", names[i]);
   for (int i = 0; i < model.weight_count; ++i)
     if (!s.weights[i]) return ffi::raise("RuntimeError", "%s: not bound", model.weights[i].name);
@@ -236,6 +249,38 @@ inline int run_step(const Model& model, int64_t plan_id, const TVMFFIAny& arg) {
       if (i > 0) me.sync();
       kernel.function(step, operands, me);
     }
+  });
+  return 0;
+}
+
+// Runs what follows a step, on the same args. `bound`: the buffer that it needs, of at least `least` units.
+enum class Following { refine, masks, logprobs };
+inline int run_after(const Model& model, Following what, int64_t plan_id, const TVMFFIAny& arg) {
+  State& s = state();
+  if (plan_id < 0 || plan_id >= model.plan_count) return ffi::raise("ValueError", "plan %lld of %d", (long long)plan_id, model.plan_count);
+  const Plan& plan = model.plans[plan_id];
+  const int32_t* args = nullptr;
+  Step step;
+  if (check_args(model, arg, args) || prepare(model, args, plan.phase == Phase::decode, plan.size, step)) return -1;
+  const bool is_rows = what != Following::refine;
+  const Bound own = what == Following::refine ? RULES : what == Following::masks ? MASKS : LOGPROBS;
+  static const char* const names[] = {"rules", "logprobs", "masks"};
+  const int64_t least = is_rows ? step.logit_rows : s.sizes[LAST_SAMPLED];
+  if (!s.buffers[own] || s.sizes[own] < least)
+    return ffi::raise("ValueError", "%s: %lld rows are bound, %lld are needed", names[own - RULES], (long long)s.sizes[own], (long long)least);
+  for (int b = 0; b < step.logit_rows; ++b) {
+    const int token = step.logprob_token[b];
+    if (what == Following::logprobs && (token < -1 || token >= model.vocabulary))
+      return ffi::raise("ValueError", "logit row %d: logprob_token %d of %d", b, token, model.vocabulary);
+    const int r = step.logit_rows_of[b];
+    if (r >= 0 && (step.sampling.rules[r] || step.logprobs[b] == TOLD) && !s.buffers[RULES]) return ffi::raise("RuntimeError", "rules: not bound");
+  }
+  const float* const logits = static_cast<const float*>(s.buffers[LOGITS]);
+  const auto words = [&](Bound which) { return static_cast<int32_t*>(s.buffers[which]); };
+  s.team.run([&](const Worker& me) {
+    if (what == Following::refine) model.after.refine(me, step, model.rules, words(RULES), logits, words(SAMPLED));
+    if (what == Following::masks) model.after.keep_masks(me, step, model.rules, words(RULES), logits, words(MASKS));
+    if (what == Following::logprobs) model.after.log_likelihoods(me, step, model.rules, words(RULES), logits, words(SAMPLED), words(LOGPROBS));
   });
   return 0;
 }
@@ -279,6 +324,15 @@ inline int run_kernel(const Model& model, const char* name, size_t length, const
 }  // namespace program
 }  // namespace kg
 
+#define KG_EXPORT_AFTER(model, name, what)                                                       \
+  KG_EXPORT(name) {                                                                              \
+    KG_ARGUMENTS(2);                                                                             \
+    if (args[0].type_index != kTVMFFIInt)                                                        \
+      return kg::ffi::raise("TypeError", #name ": a plan number and the args tensor are expected"); \
+    if (kg::program::run_after(model, kg::program::Following::what, args[0].v_int64, args[1])) return -1; \
+    return kg::ffi::result(ret);                                                                 \
+  }
+
 // The library's functions; `model` is the generated table.
 #define KG_EXPORT_PROGRAM(model)                                                                 \
   KG_EXPORT(kg_abi) { return kg::ffi::result(ret, (int64_t)1); }                                 \
@@ -304,6 +358,9 @@ inline int run_kernel(const Model& model, const char* name, size_t length, const
     if (kg::program::run_step(model, args[0].v_int64, args[1])) return -1;                       \
     return kg::ffi::result(ret);                                                                 \
   }                                                                                              \
+  KG_EXPORT_AFTER(model, refine, refine)                                                         \
+  KG_EXPORT_AFTER(model, keep_masks, masks)                                                      \
+  KG_EXPORT_AFTER(model, logprobs, logprobs)                                                     \
   KG_EXPORT(kernel) {                                                                            \
     if (nargs < 3) return kg::ffi::raise("TypeError", "kernel: name, phase, args and operands");  \
     const kg::ffi::Text name = kg::ffi::text(args[0]);                                           \

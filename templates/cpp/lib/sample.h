@@ -68,10 +68,12 @@ struct Sampling {
   const float* top_p;
   const int32_t* top_k;
   const int32_t* seed;  // [rows, 2], low and high word
+  const float* min_p;
+  const int32_t* rules;  // not 0: refine.h chooses
 
   bool greedy(int r) const { return !(temperature[r] >= 1e-30f); }  // smaller ones would overflow
   template <int VOCAB>
-  bool cuts(int r) const { return (top_k[r] > 0 && top_k[r] < VOCAB) || top_p[r] < 1.0f; }
+  bool cuts(int r) const { return (top_k[r] > 0 && top_k[r] < VOCAB) || top_p[r] < 1.0f || min_p[r] > 0.0f; }
   Noise noise(int r, int position) const {
     return {(uint32_t)seed[2 * r], (uint32_t)seed[2 * r + 1], (uint32_t)position};
   }
@@ -98,6 +100,7 @@ KG_INLINE Best argmax(const float* logits, int begin, int end) {
 }
 
 // argmax of logit / temperature + noise. Where even the largest noise could not win, none is computed.
+template <class Noise>
 KG_INLINE Best argmax_noisy(const float* logits, int begin, int end, float temperature, const Noise& noise) {
   Best best;
   int i = begin;
@@ -120,7 +123,7 @@ struct Cut {
   bool keeps(uint32_t k, int i) const { return k > key || (k == key && i <= id); }
 };
 
-// One row of scaled logits under top-k and top-p. Candidates are those within REACH of the largest:
+// One row of scaled logits under min-p, top-k and top-p. A draw looks at those within REACH of the largest:
 // the others have no mass (below 2^-40 of the largest) and no noise lifts them to the top.
 template <int VOCAB>
 class Truncated {
@@ -128,8 +131,11 @@ class Truncated {
   Truncated(const float* logits, float temperature, float largest)
       : logits_(logits), temperature_(temperature), top_(largest / temperature) {}
 
-  int draw(int top_k, float top_p, const Noise& noise) const {
-    Cut cut{key(top_ - REACH), INT_MAX};
+  // Where the row is cut. `reach` below the largest logit nothing is looked at.
+  Cut cut(int top_k, float top_p, float min_p, float reach) const {
+    const float least = top_ + (min_p > 0.0f ? log(min_p > 1e-30f ? min_p : 1e-30f) : -__builtin_inff());
+    const float floor = top_ - reach > -__FLT_MAX__ ? top_ - reach : -__FLT_MAX__;
+    Cut cut{key(least > floor ? least : floor), INT_MAX};
     if (top_k > 0) {
       cut = find<false>(cut, [=](uint64_t all) { return all < (uint64_t)top_k ? all : (uint64_t)top_k; });
     }
@@ -139,12 +145,27 @@ class Truncated {
         return goal < 1.0 ? (uint64_t)1 : goal < (double)all ? (uint64_t)__builtin_ceil(goal) : all;
       });
     }
+    return cut;
+  }
+
+  template <class Noise>
+  int draw(int top_k, float top_p, float min_p, const Noise& noise) const {
+    const Cut last = cut(top_k, top_p, min_p, REACH);
     Best best;
-    each<false>(cut.key, key(top_), [&](int id, float s, uint32_t k, uint64_t) {
-      if (!cut.keeps(k, id)) return;
+    each<false>(last.key, key(top_), [&](int id, float s, uint32_t k, uint64_t) {
+      if (!last.keeps(k, id)) return;
       if (best.id == INT_MAX || s + Noise::LARGEST > best.value) best.take(s + noise.of((uint32_t)id), id);
     });
     return best.id;
+  }
+
+  // visit(id) of every token that is kept, ids ascending.
+  template <class Visit>
+  void kept(int top_k, float top_p, float min_p, const Visit& visit) const {
+    const Cut last = cut(top_k, top_p, min_p, __builtin_inff());
+    each<false>(last.key, key(top_), [&](int id, float, uint32_t k, uint64_t) {
+      if (last.keeps(k, id)) visit(id);
+    });
   }
 
  private:
@@ -237,7 +258,7 @@ void sample(const Worker& me, const Batch& batch, int logit_rows, const float* l
   using namespace sample_detail;
   constexpr int chunks = (VOCAB + PIECE - 1) / PIECE;
   Best* const part = static_cast<Best*>(scratch);
-  const auto asked = [&](int i) { return logit_row[i] >= 0 && !batch.padding(logit_row[i]); };
+  const auto asked = [&](int i) { return logit_row[i] >= 0 && !batch.padding(logit_row[i]) && !how.rules[logit_row[i]]; };
   const auto noise = [&](int i) {
     const int r = logit_row[i];
     return how.noise(r, batch.first_position(r) + logit_token[i] - batch.query_start[r] + 1);
@@ -269,7 +290,7 @@ void sample(const Worker& me, const Batch& batch, int logit_rows, const float* l
       best.id = best.id == INT_MAX ? 0 : best.id;  // no finite maximum: nothing to draw from
     } else if (!how.greedy(r) && how.cuts<VOCAB>(r)) {
       const Truncated<VOCAB> row(logits + (size_t)i * VOCAB, how.temperature[r], best.value);
-      best.id = row.draw(how.top_k[r], how.top_p[r], noise(i));
+      best.id = row.draw(how.top_k[r], how.top_p[r], how.min_p[r], noise(i));
     }
     sampled[i] = best.id;
     last_sampled[batch.slot[r]] = best.id < 0 ? 0 : best.id;

@@ -30,6 +30,9 @@ struct Step {
   const int32_t* logit_rows_of; // [logit_rows] request row that takes the id, -1: logits only
 
   Sampling sampling;            // per request row
+  const int32_t* logprobs;      // [logit_rows] likeliest tokens wanted beside the chosen one, -1: nothing, -2: the slot's
+  const int32_t* logprob_token; // [logit_rows] token whose log-probability is wanted, -1: the chosen one
+  const int32_t* mask;          // [logit_rows] whether the kept ids are wanted
 
   uint8_t* cache;
   size_t page_bytes;

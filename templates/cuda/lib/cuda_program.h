@@ -31,7 +31,7 @@ inline int find_plan(const Model& model, const TVMFFIAny& arg, const Plan*& plan
 // Everything bound, and large enough for the plan.
 inline int check_bound(const Model& model, const Plan& plan) {
   const Buffers& b = buffers();
-  const int64_t least[BOUND_COUNT] = {plan.rows, plan.rows, 1, (int64_t)plan.workspace_bytes, 1, model.counters};
+  const int64_t least[BOUND_COUNT] = {plan.rows, plan.rows, 1, (int64_t)plan.workspace_bytes, 1, model.counters, 0, 0, 0};
   for (int i = 0; i < (int)BOUND_COUNT; ++i) {
     if (!b.bound[i] && least[i] > 0) return ffi::raise("RuntimeError", "%s: not bound", model.buffers[i].name);
     if (b.units[i] < least[i])
@@ -59,6 +59,11 @@ inline int load_plan(const Model& model, const Plan& plan) {
     Handle function;
     if (function_of(model.code, plan.launches[i].kernel, function)) return -1;
   }
+  for (const Launches& after : plan.following)
+    for (int i = 0; i < after.count; ++i) {
+      Handle function;
+      if (function_of(model.code, after.first[i].kernel, function)) return -1;
+    }
   return 0;
 }
 
@@ -72,6 +77,27 @@ inline int run_step(const Model& model, const Plan& plan, const TVMFFIAny& arg) 
     Values values = values_of(model, plan, launch, words);
     // The first one waits for whatever the stream held before: copies and kernels that know nothing of this.
     if (run_launch(model, launch, values, stream, i > 0)) return -1;
+  }
+  return 0;
+}
+
+// Launches what follows a step, on the same args.
+inline int run_following(const Model& model, const Plan& plan, Following what, const TVMFFIAny& arg) {
+  const int32_t* words = nullptr;
+  Current context;
+  if (check_args(model, arg, words) || check_bound(model, plan)) return -1;
+  const Launches& after = plan.following[(int)what];
+  if (after.count == 0) return ffi::raise("RuntimeError", "built without what follows a step");
+  const Buffers& b = buffers();
+  const int64_t least[] = {b.units[LAST_SAMPLED], what == Following::logprobs ? plan.rows : 0, what == Following::keep_masks ? plan.rows : 0};
+  for (int i = 0; i < 3; ++i)
+    if (b.units[RULES + i] < least[i])
+      return ffi::raise("ValueError", "%s: holds %lld, %lld are needed", model.buffers[RULES + i].name, (long long)b.units[RULES + i], (long long)least[i]);
+  if (open_gpu(model.code) || context.enter()) return -1;
+  const Handle stream = TVMFFIEnvGetStream(kDLCUDA, gpu().index);
+  for (int i = 0; i < after.count; ++i) {
+    Values values = values_of(model, plan, after.first[i], words);
+    if (run_launch(model, after.first[i], values, stream, i > 0)) return -1;
   }
   return 0;
 }
@@ -162,6 +188,15 @@ inline int isa(const Model& model, TVMFFIAny* ret) {
 }  // namespace cuda
 }  // namespace kg
 
+#define KG_EXPORT_FOLLOWING(model, name)                                                           \
+  KG_EXPORT(name) {                                                                                \
+    KG_ARGUMENTS(2);                                                                               \
+    const kg::cuda::Plan* plan;                                                                    \
+    if (kg::cuda::find_plan(model, args[0], plan)) return -1;                                      \
+    if (kg::cuda::run_following(model, *plan, kg::cuda::Following::name, args[1])) return -1;      \
+    return kg::ffi::result(ret);                                                                   \
+  }
+
 // The library's functions; `model` is the generated table.
 #define KG_EXPORT_PROGRAM(model)                                                                   \
   KG_EXPORT(kg_abi) { return kg::ffi::result(ret, (int64_t)1); }                                   \
@@ -191,6 +226,9 @@ inline int isa(const Model& model, TVMFFIAny* ret) {
     if (kg::cuda::run_step(model, *plan, args[1])) return -1;                                      \
     return kg::ffi::result(ret);                                                                   \
   }                                                                                                \
+  KG_EXPORT_FOLLOWING(model, refine)                                                               \
+  KG_EXPORT_FOLLOWING(model, keep_masks)                                                           \
+  KG_EXPORT_FOLLOWING(model, logprobs)                                                             \
   KG_EXPORT(kernel) {                                                                              \
     if (nargs < 3) return kg::ffi::raise("TypeError", "kernel: name, plan, args and operands");    \
     const kg::ffi::Text name = kg::ffi::text(args[0]);                                             \

@@ -59,6 +59,11 @@ struct Planned {
   const char* name;
   int operands;
 };
+struct Launches {
+  const Launch* first;
+  int count;
+};
+enum class Following : int { refine, keep_masks, logprobs, COUNT };
 struct Plan {
   bool decode;
   int size;
@@ -67,6 +72,7 @@ struct Plan {
   int launch_count;
   const uint64_t* slots;  // bytes from the start of the workspace
   uint64_t workspace_bytes;
+  Launches following[(int)Following::COUNT];  // on the args of a step, behind it
 };
 struct Model {
   Code code;

@@ -1,0 +1,166 @@
+"""Owns the launches that may follow a GPU step: choices by rules, log-probabilities, kept sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kernelgen.codegen.cuda.launches import GpuKernel, GpuPass, Grid, Pointer
+from kernelgen.codegen.cuda.unit import Argument, TritonUnit
+from kernelgen.codegen.families.triton_block import ceil_div, next_power_of_two
+from kernelgen.codegen.families.triton_sample import WARPS, WIDE, SampleTile
+from kernelgen.codegen.rendering import render
+from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.step_rules import (
+    HISTORY,
+    LOGPROB_WORDS,
+    MASK_IDS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGPROBS,
+    RulesLayout,
+    mask_words,
+    rules_layout,
+)
+from kernelgen.codegen.triton.sample import Maxima, candidate_constants, sample_constants
+from kernelgen.ir.types import Sizes
+
+REFINE, KEEP_MASKS, TELL = "refine", "keep_masks", "logprobs"
+FOLLOWING = (REFINE, KEEP_MASKS, TELL)
+"""names of the exports, in the order in which they may be called"""
+
+_PARTS = 16
+"""blocks of a row: few enough that many rows run together, since each has its own"""
+_EDITED = 1024
+"""logits that a block edits at a time: 2048 spill"""
+_POINTERS = {
+    "token_ids": (Pointer.TOKEN_IDS, "*i32", "int32[T]"),
+    "positions": (Pointer.POSITIONS, "*i32", "int32[T]"),
+    "logits": (Pointer.LOGITS, "*fp32", "of the step"),
+    "sampled": (Pointer.SAMPLED, "*i32", "id of each logit row"),
+    "last_sampled": (Pointer.LAST_SAMPLED, "*i32", "newest token of each slot"),
+    "counters": (Pointer.COUNTERS, "*i32", "zero again at the end"),
+    "rules": (Pointer.RULES, "*i32", "of each slot"),
+    "logprobs": (Pointer.LOGPROBS, "*i32", "of each logit row, written"),
+    "masks": (Pointer.MASKS, "*i32", "of each logit row, written"),
+    "args": (Pointer.ARGS, "*i32", "the step's arguments"),
+}
+_ARGS = (
+    *("counts", "logit_token", "logit_row", "row_slot", "row_query_start", "row_seq_len"),
+    *("temperature", "top_p", "top_k", "seed", "min_p", "rules", "logprobs", "logprob_token"),
+    "mask",
+)
+
+
+def gpu_rules(vocabulary: int) -> RulesLayout:
+    """The layout of a slot with the scratch that choosing among its logits takes."""
+    return rules_layout(vocabulary, _tile(vocabulary).row_words(vocabulary))
+
+
+def following_kernels(args: ArgsLayout, vocabulary: int) -> dict[str, GpuKernel]:
+    """Every launch that may follow a step, by the name of its export."""
+    rules = gpu_rules(vocabulary)
+    return {
+        REFINE: GpuKernel((_edit(args, rules, vocabulary), _choose(args, rules, vocabulary))),
+        KEEP_MASKS: GpuKernel((_masks(args, rules, vocabulary),)),
+        TELL: GpuKernel((_logprobs(args, rules, vocabulary),)),
+    }
+
+
+def _tile(vocabulary: int) -> SampleTile:
+    columns = 2048
+    return SampleTile(columns, min(_PARTS, ceil_div(vocabulary, columns)), WARPS)
+
+
+def _words(args: ArgsLayout, rules: RulesLayout) -> list[tuple[str, int]]:
+    """Where fields start, as constants: those of args, then those of a slot."""
+    found = [(name.upper(), args.offset(name)) for name in _ARGS]
+    found += [(f"RULE_{f.name.upper()}", f.offset) for f in rules.fields]
+    return [*found, ("SLOT_WORDS", rules.words), ("HISTORY_SIZE", HISTORY)]
+
+
+def _edit(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+    tile = _tile(vocabulary)
+    constants = candidate_constants(vocabulary, tile, Maxima(), args)
+    text = render(
+        "triton/refine.py.j2",
+        name="refine",
+        header=["refine: edits the logits of rows with rules, and says which choices are marked"],
+        parameters=_parameters(_EDIT),
+        vocabulary=vocabulary,
+        columns=_EDITED,
+        share=tile.share(vocabulary),
+        bad_words=MAX_BAD_WORDS,
+        bad_word_size=MAX_BAD_WORD_TOKENS,
+        **constants | {"words": _words(args, rules)},
+    )
+    return _pass("refine", text, _EDIT, lambda s: (tile.blocks(vocabulary), s.capacity.rows, 1))
+
+
+_EDIT = ("token_ids", "positions", "logits", "rules", "counters", "args")
+_CHOOSE = ("token_ids", "sampled", "counters", "last_sampled", "rules", "args")
+_MASKS = ("logits", "rules", "masks", "args")
+_TELL = ("logits", "sampled", "rules", "logprobs", "args")
+
+
+def _choose(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+    tile = _tile(vocabulary)
+    constants = sample_constants(vocabulary, tile, Maxima(), args, has_rules=True)
+    text = render(
+        "triton/sample.py.j2",
+        name="refine_choose",
+        header=["refine_choose: the choice of rows with rules, among their edited logits"],
+        parameters=_parameters(_CHOOSE),
+        sampled="sampled",
+        **constants | {"words": _words(args, rules)},
+    )
+    blocks = tile.blocks(vocabulary)
+    return _pass("refine_choose", text, _CHOOSE, lambda s: (blocks, s.capacity.rows, 1))
+
+
+def _masks(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+    text = render(
+        "triton/masks.py.j2",
+        name="keep_masks",
+        header=["keep_masks: which tokens min-p, top-k and top-p have kept"],
+        parameters=_parameters(_MASKS),
+        vocabulary=vocabulary,
+        wide=WIDE,
+        out_words=mask_words(vocabulary),
+        ids=MASK_IDS,
+        words=_words(args, rules),
+    )
+    return _pass("keep_masks", text, _MASKS, lambda s: (s.capacity.rows, 1, 1))
+
+
+def _logprobs(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+    text = render(
+        "triton/logprobs.py.j2",
+        name="tell_logprobs",
+        header=["tell_logprobs: log-probabilities, ranks and the likeliest tokens"],
+        parameters=_parameters(_TELL),
+        vocabulary=vocabulary,
+        columns=WIDE,
+        members=next_power_of_two(ceil_div(vocabulary, WIDE)),
+        most=MAX_LOGPROBS,
+        most_range=next_power_of_two(MAX_LOGPROBS),
+        out_words=LOGPROB_WORDS,
+        words=_words(args, rules),
+    )
+    return _pass("tell_logprobs", text, _TELL, lambda s: (s.capacity.rows, 1, 1))
+
+
+def _parameters(names: Sequence[str]) -> list[dict[str, str]]:
+    return [{"name": name, "note": _POINTERS[name][2]} for name in names]
+
+
+def _pass(name: str, text: str, names: Sequence[str], grid: Callable[[Sizes], Grid]) -> GpuPass:
+    unit = TritonUnit(
+        name=name,
+        text=text,
+        function=name,
+        signature=tuple(Argument(n, _POINTERS[n][1], 16) for n in names),
+        num_warps=WARPS,
+        num_stages=1,
+        pdl=True,
+    )
+    return GpuPass(unit, tuple(_POINTERS[n][0] for n in names), grid)
