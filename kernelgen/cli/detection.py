@@ -7,12 +7,9 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernelgen.core.errors import UsageError, quote
-
-if TYPE_CHECKING:
-    from kernelgen_runtime.sample.detect import Detection
 
 KEY_VARIABLE = "KERNELGEN_WATERMARK_KEY"
 MAX_BYTES = 256 << 20
@@ -75,16 +72,3 @@ def _ids(line: str, where: str) -> list[int]:
             hint="give --tokenizer DIR for plain text",
         )
     return found
-
-
-def sentence(name: str, found: Detection) -> str:
-    """A text's verdict in a line, with how much there was to judge by."""
-    verdict = "watermarked" if found.is_watermarked else "no watermark found"
-    if not found.num_scored_tokens:
-        return f"{name}: {verdict}, no tokens to score"
-    mean = found.score / found.num_scored_tokens
-    return (
-        f"{name}: {verdict}, p {found.p_value:.3g}; {mean:.3f} a token over"
-        f" {found.num_scored_tokens} of {found.num_tokens} tokens,"
-        f" {found.mean_needed:.3f} are needed (1 by chance)"
-    )

@@ -58,7 +58,7 @@ def detect(
     from kernelgen_runtime.sample.detect import detect as score
     from kernelgen_runtime.sample.watermark import Watermark
 
-    from kernelgen.cli.detection import read_key, read_texts, sentence
+    from kernelgen.cli.detection import read_key, read_texts
 
     mark = Watermark(read_key(key_file), context_width)
     texts = read_texts(file, tokenizer)
@@ -72,7 +72,7 @@ def detect(
         )
         return
     for name, one in found:
-        console.result(sentence(name, one))
+        console.result(f"{name}: {one}")
 
 
 @app.callback()

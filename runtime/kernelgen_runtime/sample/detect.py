@@ -32,6 +32,17 @@ class Detection:
         """Whether the p-value is at most the threshold."""
         return self.p_value <= self.threshold
 
+    def __str__(self) -> str:
+        """The verdict in a line, with how much there was to judge by."""
+        verdict = "watermarked" if self.is_watermarked else "no watermark found"
+        if not self.num_scored_tokens:
+            return f"{verdict}, no tokens to score"
+        mean = self.score / self.num_scored_tokens
+        return (
+            f"{verdict}, p {self.p_value:.3g}; {mean:.3f} a token over {self.num_scored_tokens} of "
+            f"{self.num_tokens} tokens, {self.mean_needed:.3f} are needed (1 by chance)"
+        )
+
 
 def detect(tokens: Sequence[int], mark: Watermark, threshold: float = THRESHOLD) -> Detection:
     """Score generated `tokens` (the prompt left out) against a key; each context counts once.

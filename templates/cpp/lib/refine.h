@@ -197,13 +197,21 @@ void log_likelihoods(const Worker& me, const Step& step, const RuleFields& at, i
     int held = 0;
     float top = -__builtin_inff();
     for (int i = 0; i < VOCAB; ++i) top = x[i] > top ? x[i] : top;
+    const float own = token >= 0 && token < VOCAB ? x[token] : __builtin_inff();
+    double sums[LANES] = {};
+    int above[LANES] = {};
+    for (int i = 0; i < VOCAB; i += LANES)
+      for (int j = 0; j < LANES; ++j) {
+        const bool there = VOCAB % LANES == 0 || i + j < VOCAB;
+        const float y = there ? x[i + j] : -__builtin_inff();
+        sums[j] += exp(y - top);
+        above[j] += y > own;
+      }
     double sum = 0.0;
     int rank = 1;
-    const float own = token >= 0 && token < VOCAB ? x[token] : __builtin_inff();
-    for (int i = 0; i < VOCAB; ++i) {
-      sum += exp(x[i] - top);
-      rank += x[i] > own;
-      if (count == 0 || (held == count && !(x[i] > best[held - 1].value))) continue;
+    for (int j = 0; j < LANES; ++j) sum += sums[j], rank += above[j];
+    for (int i = 0; i < VOCAB && count > 0; ++i) {
+      if (held == count && !(x[i] > best[held - 1].value)) continue;
       int place = held < count ? held++ : held - 1;
       for (; place > 0 && x[i] > best[place - 1].value; --place) best[place] = best[place - 1];
       best[place].value = x[i], best[place].id = i;
