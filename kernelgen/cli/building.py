@@ -269,7 +269,7 @@ def _manifest(
         toolchain={"c++": tools.version, "tvm_ffi": tools.tvm_ffi},
     )
     tensors = [
-        CheckpointTensor(t.name, t.shape, t.parameter)
+        CheckpointTensor(t.name, t.shape, t.parameter, t.take)
         for t in model.architecture.checkpoint(model.spec, model.graph)
     ]
     ignored = model.architecture.ignored(model.spec)

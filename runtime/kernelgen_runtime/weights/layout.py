@@ -1,12 +1,13 @@
 """Owns the load-time transforms: parts → interleave → rows or panels, in bounded memory."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import pad
 
-from ..artifact.manifest import Weight
+from ..artifact.manifest import Part, Weight
 from ..buffers import DTYPES
 from .checkpoint import TensorSource
 
@@ -51,10 +52,26 @@ def blocks(weight: Weight, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
         return
     offset = 0
     for part in weight.parts:
-        for first in range(0, part.rows, step):
-            count = min(step, part.rows - first)
-            yield Block(offset + first, (Read(part.tensor, first, count, cols),))
+        for run in range(0, part.rows, length := _run_rows(weight, part)):
+            for first in range(run, run + length, step):
+                count = min(step, run + length - first)
+                read = Read(part.tensor, _tensor_row(part, first), count, cols)
+                yield Block(offset + first, (read,))
         offset += part.rows
+
+
+def _run_rows(weight: Weight, part: Part) -> int:
+    """Rows of a part that lie together both in their tensor and in the buffer."""
+    length = part.rows // weight.stack if weight.layout == "panel" else part.rows
+    return length if part.take is None else math.gcd(length, part.take[1])
+
+
+def _tensor_row(part: Part, row: int) -> int:
+    """Where a row of the part lies in its tensor."""
+    if part.take is None:
+        return row
+    first, count, period = part.take
+    return row // count * period + first + row % count
 
 
 def fill(
@@ -73,7 +90,7 @@ def fill(
         if matrix is not None:
             matrix[block.row : block.row + len(rows)].copy_(rows)
         else:
-            _write_panels(_lanes(out), block.row, _pairs(rows, out.dtype))
+            _write_panels(_lanes(out), _padded(weight, block.row), _pairs(rows, out.dtype))
 
 
 def _rows(weight: Weight, block: Block, source: TensorSource, out: torch.Tensor) -> torch.Tensor:
@@ -99,6 +116,14 @@ def _pairs(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if block.shape[1] % 2:
         block = pad(block, (0, 1))
     return block.view(torch.int32)
+
+
+def _padded(weight: Weight, row: int) -> int:
+    """The row once every matrix of a stack fills whole panels."""
+    if weight.stack == 1:
+        return row
+    rows = weight.matrix_shape[0] // weight.stack
+    return row // rows * (-(-rows // PANEL) * PANEL) + row % rows
 
 
 def _lanes(out: torch.Tensor) -> torch.Tensor:
