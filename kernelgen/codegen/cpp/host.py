@@ -13,7 +13,7 @@ from kernelgen.codegen.weights import BoundWeight
 from kernelgen.planner.caches import CacheSchema
 from kernelgen.planner.plan import Launch, Operand, Plan
 
-_ELEMENTS = {"float32": "Element::f32", "bfloat16": "Element::bf16"}
+_ELEMENTS = {"float32": "Element::f32", "bfloat16": "Element::bf16", "int32": "Element::i32"}
 _BOUND = {"logits": "LOGITS", "sampled": "SAMPLED"}
 _STEP = {
     "token_ids": "TOKEN_IDS",

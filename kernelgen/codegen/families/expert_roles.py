@@ -119,8 +119,6 @@ def _finished(region: Region, anchors: tuple[Node, ...], sums: bool) -> ExpertRo
     outputs = tuple(v for v in finished if v in region.outputs)
     if total and anchors[0].outputs[0] in outputs:
         return Refusal(f"{anchors[0].outputs[0]} is read elsewhere")
-    if len(anchors) == 2 and not epilogue:
-        return Refusal("two products of one row are one kernel where they meet")
     stacks = tuple(region.base(a.inputs[1]) for a in anchors)
     return ExpertRoles(anchors, stacks, total, tuple(epilogue), outputs)
 
@@ -133,7 +131,9 @@ def _bad_pointwise(
         return Refusal(f"{node.name} does not depend on the products")
     shape = region.value(node.outputs[0]).type.shape
     for name in node.inputs:
-        if region.value(name).type.shape == shape:
+        if region.base(name) in made:
+            continue
+        if total is not None and region.value(name).type.shape == shape:
             continue
         if total is None or region.value(name).type.shape != shape[-1:]:
             return Refusal(f"{node.name} reads {name}, which has other rows")
