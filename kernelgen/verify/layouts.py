@@ -38,7 +38,7 @@ def laid_out(matrix: Tensor, layout: str) -> Tensor:
     is laid out by itself."""
     import torch
 
-    if matrix.ndim == 3:
+    if matrix.ndim == 3 and layout != "rows":
         return torch.cat([_LAYOUTS[layout](one) for one in matrix])
     return _LAYOUTS[layout](matrix)
 
