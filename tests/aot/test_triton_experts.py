@@ -66,18 +66,22 @@ class Planned:
                     held[name] = held[name].to(kind)
             made = gpu_kernel(kernel, launch.price.choice, self.layout)
 
-            def value(one: Parameter, names: tuple[str, ...] = kernel.signature) -> Any:
-                if isinstance(one, Operand):
-                    return held[names[one.index]]
-                assert one is Pointer.ARGS, one
-                return args
-
             for launched in made.passes:
-                values = [value(p) for p in launched.parameters]
+                values = [_value(p, kernel.signature, held, args) for p in launched.parameters]
                 interpret(launched.unit, launched.grid(kernel.launch_sizes(plan.sizes)), values)
         result = held[dict(self.block.results)[STREAM]]
         assert bool(result[tokens:].isnan().all()), "rows behind the step's were written"
         return result[:tokens]
+
+
+def _value(
+    one: Parameter, names: tuple[str, ...], held: dict[str, Any], args: torch.Tensor
+) -> torch.Tensor:
+    if isinstance(one, Operand):
+        found: torch.Tensor = held[names[one.index]]
+        return found
+    assert one is Pointer.ARGS, one
+    return args
 
 
 @cache
