@@ -105,7 +105,7 @@ def read_built(path: Path, target: str) -> Built:
 
 def _built(contents: Contents, manifest: Any, entry: Any) -> Built:
     model = manifest["model"]
-    weights = [w for w in entry["weights"] if w["source"] == "checkpoint"]
+    weights = [w for w in entry["weights"] if "rope" not in w["source"]]
     decode = tuple(sorted(p["size"] for p in entry["plans"] if p["phase"] == "decode"))
     return Built(
         name=manifest["name"],
@@ -144,6 +144,9 @@ def _heads(model: Any) -> dict[int, Heads]:
 
 def _matrix(weight: Any) -> tuple[int, int] | None:
     """[outputs, inputs] before any layout; None for vectors."""
+    packed = weight["source"]["packed"] if isinstance(weight["source"], dict) else None
+    if packed is not None:
+        return int(packed["rows"]), int(packed["cols"])
     rows, cols = sum(part["rows"] for part in weight["parts"]), weight["parts"][0]["cols"]
     return (rows, cols) if cols > 1 else None
 

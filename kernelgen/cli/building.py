@@ -59,6 +59,8 @@ class BuildResult:
     cached: int
     coverage: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """target → phase → verdict → launches, and their share of the predicted time"""
+    notes: Sequence[str] = ()
+    """of the weights' formats"""
 
 
 @dataclass
@@ -99,12 +101,14 @@ def build_model(
     progress: Progress | None = None,
     tables: Tables | None = None,
     require_tuned: bool = False,
+    online: Path | None = None,
 ) -> BuildResult:
     """Everything from config to wheel. The build folder appears under `out` in one rename.
 
     `isas` are the instruction sets that the CPU target is compiled for, best first. `tables`:
     without them those that ship. `require_tuned`: `CheckFailed`, before anything is compiled, where
-    a GPU plan has a kernel that nobody has measured.
+    a GPU plan has a kernel that nobody has measured. `online`: a file that says which matrices are
+    quantised when they are loaded.
     """
     started = time.perf_counter()
     folder = out / source.name
@@ -112,7 +116,7 @@ def build_model(
     _refuse_other_content(folder)
     refuse_unwritable(out / f"{source.name}.whl")
     build = _Build(
-        lowered(source, dtype),
+        lowered(source, dtype, online),
         fusion,
         tuple(isas),
         Store(),
@@ -135,6 +139,7 @@ def build_model(
         steps=len(build.steps),
         cached=sum(1 for step in build.steps if step.cached),
         coverage={target.target: _coverage(target) for target in made},
+        notes=build.model.notes,
     )
 
 
@@ -268,12 +273,13 @@ def _manifest(
         activation_dtype=dtype,
         toolchain={"c++": tools.version, "tvm_ffi": tools.tvm_ffi},
     )
+    rules = model.architecture.checkpoint(model.spec, model.graph)
     tensors = [
         CheckpointTensor(t.name, t.shape, t.parameter, t.take)
-        for t in model.architecture.checkpoint(model.spec, model.graph)
+        for t in rules
+        if t.parameter not in model.matrices
     ]
-    ignored = model.architecture.ignored(model.spec)
-    return manifest(identity, model.spec, targets, tensors, ignored)
+    return manifest(identity, model.spec, targets, tensors, model.ignored, model.matrices)
 
 
 def _json(data: Any) -> bytes:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from kernelgen.archs.architecture import Architecture
 from kernelgen.archs.registry import find_architecture
 from kernelgen.cli.model import ModelSource
+from kernelgen.cli.quantisation import formats_of, split_config
 from kernelgen.cli.tuned import refuse_untuned
 from kernelgen.codegen.families import catalogue
 from kernelgen.core.dtypes import dtype as dtype_named
 from kernelgen.core.errors import ProblemList
+from kernelgen.formats.stored import StoredMatrix
 from kernelgen.hw import Device, parse_target
 from kernelgen.ir.graph import Graph
 from kernelgen.planner.plan import Plan
@@ -31,14 +35,24 @@ class Lowered:
     architecture: Architecture
     spec: ModelSpec
     graph: Graph
+    matrices: Mapping[str, StoredMatrix] = field(default_factory=dict)
+    """quantised matrices by parameter"""
+    ignored: tuple[str, ...] = ()
+    """expressions of checkpoint names that carry nothing"""
+    notes: tuple[str, ...] = ()
+    """what a person should know of the formats"""
 
 
-def lowered(source: ModelSource, dtype: str) -> Lowered:
-    """Config → spec → graph."""
+def lowered(source: ModelSource, dtype: str, online: Path | None = None) -> Lowered:
+    """Config → spec → graph, matrices in the formats of the checkpoint or of the file `online`."""
+    source, quantisation = split_config(source, online)
     architecture = find_architecture(source.config)
     spec = architecture.read(source.config)
     graph = replace(architecture.lower(spec, dtype_named(dtype)), name=source.name)
-    return Lowered(architecture, spec, graph)
+    rules = architecture.checkpoint(spec, graph)
+    formats = formats_of(source, quantisation, graph, rules, spec.stored)
+    ignored = (*architecture.ignored(spec), *formats.ignored)
+    return Lowered(architecture, spec, formats.graph, formats.matrices, ignored, formats.notes)
 
 
 def plan_model(

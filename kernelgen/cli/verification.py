@@ -107,7 +107,7 @@ def _checked(
     notes: tuple[str, ...] = ()
     if recorded is None:
         notes = (f"no {_RECORDED}: the model was checked against its ops' references",)
-    cases = _completed(source, built.manifest["activation_dtype"], recorded)
+    cases = completed_cases(source, built, recorded)
     model = ModelUnderTest(built, source.folder)
     return checks + check_model(model, cases, progress=progress), notes
 
@@ -125,21 +125,32 @@ def _recorded(source: ModelSource, reference: Path | None) -> tuple[Case, ...] |
     return read_cases(beside) if beside is not None and beside.is_file() else None
 
 
-def _completed(
-    source: ModelSource, dtype: str, recorded: tuple[Case, ...] | None
+def completed_cases(
+    source: ModelSource, built: Built, recorded: tuple[Case, ...] | None
 ) -> tuple[Case, ...]:
-    """The recorded cases, or our own; each with a bfloat16 run where the bound is taken from it."""
+    """The recorded cases, or our own; each with a bfloat16 run where the bound is taken from it.
+
+    Quantised matrices are what their codes and scales stand for; what was recorded of a model
+    before it was quantised says nothing of it.
+    """
+    from kernelgen.ir.reformat import with_formats
     from kernelgen.verify.own_cases import own_cases, with_narrow_runs
     from kernelgen.verify.parameters import load_parameters
+    from kernelgen.verify.quantised import load_matrices, packed_matrices
 
+    dtype, packed = built.manifest["activation_dtype"], packed_matrices(built.manifest)
+    if any(matrix.packing is None for matrix in packed.values()):
+        recorded = None
     narrow = dtype == "bfloat16"
     if recorded is not None and (not narrow or all(case.narrow for case in recorded)):
         return recorded
     wide = lowered(source, "float32")
     assert source.folder is not None, "asked only where there are weights"
     rules = wide.architecture.checkpoint(wide.spec, wide.graph)
-    parameters = load_parameters(source.folder, rules)
-    cases = recorded or own_cases(wide.graph, parameters, wide.spec.vocab)
+    plain = [rule for rule in rules if rule.parameter not in packed]
+    parameters = load_parameters(source.folder, plain) | load_matrices(source.folder, packed)
+    kinds = {name: matrix.kind for name, matrix in packed.items()}
+    cases = recorded or own_cases(with_formats(wide.graph, kinds), parameters, wide.spec.vocab)
     if not narrow:
         return cases
-    return with_narrow_runs(cases, lowered(source, dtype).graph, parameters)
+    return with_narrow_runs(cases, with_formats(lowered(source, dtype).graph, kinds), parameters)

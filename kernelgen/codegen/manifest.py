@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 from kernelgen.codegen.artefact import OperandInfo
 from kernelgen.codegen.cpp.kernels import signature
 from kernelgen.codegen.cpp.program import CppProgram
 from kernelgen.codegen.cuda.host import StepProgram
+from kernelgen.codegen.packed import packed_source, packed_tensors
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.weights import BoundWeight
 from kernelgen.core.digest import digest_json
+from kernelgen.formats.stored import StoredMatrix
 from kernelgen.ir.codec import block_to_json
 from kernelgen.ir.op import Trait
 from kernelgen.ir.subgraph import sub_block
@@ -98,8 +101,12 @@ def manifest(
     targets: Sequence[TargetBuild],
     tensors: Sequence[CheckpointTensor],
     ignored: Sequence[str],
+    matrices: Mapping[str, StoredMatrix] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The manifest as JSON data, targets in the order given; equal inputs give equal data."""
+    """The manifest as JSON data, targets in the order given; equal inputs give equal data.
+
+    `matrices`: those that are quantised, by parameter; `tensors` has the others.
+    """
     of_parameter = {t.parameter: t for t in tensors}
     return {
         "schema": SCHEMA,
@@ -110,10 +117,13 @@ def manifest(
         "architecture": spec.architecture,
         "activation_dtype": identity.activation_dtype,
         "model": _semantics(spec),
-        "targets": [_target(target, of_parameter) for target in targets],
+        "targets": [_target(target, of_parameter, matrices) for target in targets],
         "tensors": [
-            {"name": name, "shape": list(shape), "dtypes": _STORED}
-            for name, shape in {t.name: t.shape for t in tensors}.items()
+            *(
+                {"name": name, "shape": list(shape), "dtypes": _STORED}
+                for name, shape in {t.name: t.shape for t in tensors}.items()
+            ),
+            *packed_tensors(matrices.values()),
         ],
         "ignored": list(ignored),
         "chat": {"eos_token_ids": list(spec.eos_ids), "bos_token_id": spec.bos_id},
@@ -226,7 +236,11 @@ def _experts(mlp: MlpSpec | MoeSpec) -> dict[str, Any]:
     return {**chosen, "shared_intermediate": shared}
 
 
-def _weight(weight: BoundWeight, tensors: Mapping[str, CheckpointTensor]) -> dict[str, Any]:
+def _weight(
+    weight: BoundWeight,
+    tensors: Mapping[str, CheckpointTensor],
+    matrices: Mapping[str, StoredMatrix],
+) -> dict[str, Any]:
     common = {"name": weight.name, "dtype": weight.dtype, "shape": list(weight.shape)}
     if weight.table is not None:
         table = weight.table
@@ -236,6 +250,9 @@ def _weight(weight: BoundWeight, tensors: Mapping[str, CheckpointTensor]) -> dic
             "positions": table.positions,
         }
         return {**common, "source": {"rope": rope}}
+    if weight.format is not None:
+        source = packed_source(matrices[weight.name])
+        return {**common, "layout": weight.layout, "source": {"packed": source}}
     rows, cols = prod(weight.matrix[:-1]), weight.matrix[-1]
     if len(weight.matrix) == 1:
         rows, cols = cols, 1
@@ -254,14 +271,18 @@ def _weight(weight: BoundWeight, tensors: Mapping[str, CheckpointTensor]) -> dic
     }
 
 
-def _target(build: TargetBuild, tensors: Mapping[str, CheckpointTensor]) -> dict[str, Any]:
+def _target(
+    build: TargetBuild,
+    tensors: Mapping[str, CheckpointTensor],
+    matrices: Mapping[str, StoredMatrix],
+) -> dict[str, Any]:
     return {
         "target": build.target,
         "device_names": list(build.device_names),
         "libraries": [
             {"isa": lib.isa, "path": lib.path, "measured": lib.measured} for lib in build.libraries
         ],
-        "weights": [_weight(w, tensors) for w in build.weights],
+        "weights": [_weight(w, tensors, matrices) for w in build.weights],
         "cache": _cache(build.cache),
         "args": _args(build.args),
         "plans": [

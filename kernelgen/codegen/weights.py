@@ -8,6 +8,8 @@ from math import prod
 
 from kernelgen.codegen.families.cpp import PANEL
 from kernelgen.core.errors import KernelgenError
+from kernelgen.formats import WeightFormat
+from kernelgen.formats.device import panel_bytes, row_sections
 from kernelgen.ir.graph import Graph, Table
 from kernelgen.ir.parameters import parameters
 from kernelgen.planner.plan import Plan
@@ -24,6 +26,8 @@ class BoundWeight:
     shape: tuple[int, ...]
     layout: str
     table: Table | None = None
+    format: WeightFormat | None = None
+    """of a packed matrix: its buffer is bytes"""
 
     @property
     def elements(self) -> int:
@@ -58,9 +62,13 @@ def bound_weights(graph: Graph, layouts: dict[str, str]) -> tuple[BoundWeight, .
     for parameter in parameters(graph):
         matrix = tuple(d for d in parameter.type.shape if isinstance(d, int))
         local = parameter.template.removeprefix("layers.{layer}.")
-        layout, dtype = layouts.get(local, "rows"), parameter.type.dtype.name
-        shape = panel_shape(matrix, dtype) if layout == "panel" else matrix
-        found.append(BoundWeight(parameter.name, dtype, matrix, shape, layout))
+        layout, dtype = layouts.get(local, "rows"), parameter.type.dtype
+        if isinstance(dtype, WeightFormat):
+            shape = packed_shape(dtype, matrix, layout)
+            found.append(BoundWeight(parameter.name, "uint8", matrix, shape, layout, format=dtype))
+            continue
+        shape = panel_shape(matrix, dtype.name) if layout == "panel" else matrix
+        found.append(BoundWeight(parameter.name, dtype.name, matrix, shape, layout))
     for table in graph.tables:
         shape = tuple(d for d in table.type.shape if isinstance(d, int))
         found.append(BoundWeight(table.name, table.type.dtype.name, shape, shape, "rows", table))
@@ -73,3 +81,11 @@ def panel_shape(matrix: tuple[int, ...], dtype: str) -> tuple[int, ...]:
     n, k = matrix[-2:]
     panels, pairs = prod(matrix[:-2]) * -(-n // PANEL), -(-k // 2)
     return (panels, pairs, PANEL, 2) if dtype == "bfloat16" else (panels, 2 * pairs, PANEL)
+
+
+def packed_shape(kind: WeightFormat, matrix: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """Bytes of a packed matrix: `[panels, bytes of one]`, or all of them."""
+    n, k = matrix
+    if layout == "panel":
+        return (-(-n // PANEL), panel_bytes(kind, k))
+    return (row_sections(kind, n, k).bytes,)

@@ -30,6 +30,10 @@ class DType:
         """Size of one element in bytes."""
         return self.bits // 8
 
+    def size_bytes(self, elements: int) -> int:
+        """Bytes of so many elements."""
+        return elements * self.bits // 8
+
     def __str__(self) -> str:
         return self.name
 

@@ -10,6 +10,7 @@ from typing import Any, Union, get_args, get_origin
 from kernelgen.core.dtypes import DType, dtype
 from kernelgen.core.jsonio import JsonValue, json_kind
 from kernelgen.core.typehints import field_types
+from kernelgen.formats import element_type
 from kernelgen.ir.expr import Expr
 from kernelgen.ir.graph import Block, Node, Role, Value
 from kernelgen.ir.op import Op
@@ -55,7 +56,7 @@ def type_to_json(type_: Type) -> dict[str, JsonValue]:
 
 def type_from_json(data: Mapping[str, Any]) -> Type:
     """The inverse of `type_to_json`."""
-    return Type(tuple(_dim(d) for d in data["shape"]), dtype(data["dtype"]))
+    return Type(tuple(_dim(d) for d in data["shape"]), element_type(data["dtype"]))
 
 
 def op_to_json(op: Op) -> dict[str, JsonValue]:

@@ -84,7 +84,7 @@ class Type:
 
     def size_bytes(self, sizes: Sizes) -> int:
         """Bytes once the dims are known."""
-        return self.elements(sizes) * self.dtype.bits // 8
+        return self.dtype.size_bytes(self.elements(sizes))
 
     def __str__(self) -> str:
         return f"{self.dtype.name}[{', '.join(str(d) for d in self.shape)}]"

@@ -59,6 +59,8 @@ def space_of(match: Match, sizes: Sizes, device: Device) -> Space | Refusal:
     """The whole space of a match at the sizes that it is priced at; or why it has none there."""
     family = match.family
     assert isinstance(family, TritonFamily)
+    if family.name not in _SPACES:
+        return Refusal(f"kernels of {family.name} are not measured yet")
     quote = family.quote(match.region, match.roles, sizes, device)
     if isinstance(quote, Refusal):
         return quote

@@ -32,7 +32,7 @@ class Arithmetic:
 
     `scales_products`: a row statistic may scale the finished product instead of the rows, so that
     the rows are rounded without it. `narrow_weights`: weights of a softmax may be rounded to the
-    cache's dtype before they meet the values.
+    cache's dtype before they meet the values, and scaled weights of a packed matrix to bfloat16.
     """
 
     scales_products: bool = False

@@ -13,7 +13,7 @@ correct kernel may end up. The rules, fixed here and nowhere else:
   kernel's number lies between round(v − e) and round(v + e). Where no rounding boundary is that
   close, which is nearly everywhere, this asks for the very same bfloat16.
 
-Tensor cores multiply bfloat16 only, so that kernels for them may round at two other places (see
+Tensor cores multiply bfloat16 only, so that kernels for them may round at three other places (see
 `Arithmetic`), and there the bounds are wider. With n = 2⁻⁸, the most that one rounding to bfloat16
 may cost, relative to its value:
 
@@ -24,6 +24,8 @@ may cost, relative to its value:
 * Softmax weights p: one rounding a term, so 3.5·n·√Σ(p·v)² and at most n·Σ|p·v|. They add up in an
   online softmax, which scales what it has whenever the largest score grows: at most once an entry,
   two float32 roundings each, which counts as one more sum of as many terms.
+* Weights of a packed matrix, once they have their scale: one rounding a term, so 3.5·n·√Σ(y·w)² and
+  at most n·Σ|y·w|. Where a row has one scale, it meets the finished sum and nothing is rounded.
 
 A wrong kernel is far outside: one missing column of K = 1536 is off by a hundred times the bound.
 """
@@ -34,6 +36,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kernelgen.core.dtypes import BFLOAT16
+from kernelgen.formats import WeightFormat
+from kernelgen.formats.format import WHOLE
 from kernelgen.ir.graph import Block, Node
 from kernelgen.ir.op import Op, Trait
 from kernelgen.ops import (
@@ -109,8 +113,13 @@ def _elsewhere(
 ) -> Any:
     """What rounding at other places than the op says may cost; None where there are none."""
     op = node.op
-    if arithmetic.scales_products and isinstance(op, Linear) and _is_scaled(block, node.inputs[0]):
-        return _rounded_unscaled(*inputs)
+    if isinstance(op, Linear):
+        found = []
+        if arithmetic.scales_products and _is_scaled(block, node.inputs[0]):
+            found.append(_rounded_unscaled(*inputs))
+        if arithmetic.narrow_weights and _is_grouped(block, node):
+            found.append(_rounded_weights(*inputs))
+        return sum(found) if found else None
     if arithmetic.narrow_weights and isinstance(op, Attention):
         return weights_rounded(op, inputs, view, block.value[node.inputs[1]].type.dtype == BFLOAT16)
     return None
@@ -191,6 +200,21 @@ def _rounded_unscaled(rows: Bounded, weight: Bounded) -> Any:
     x, w = rows.value, weight.value
     spread = 5 * NARROW * (x.square() @ w.square().T).sqrt()
     return torch.minimum(spread, 2 * NARROW * (x.abs() @ w.abs().T))
+
+
+def _is_grouped(block: Block, node: Node) -> bool:
+    """Whether bfloat16 rows meet a packed matrix whose scales do not wait for the sums."""
+    x, kind = (block.value[name].type.dtype for name in node.inputs)
+    return x == BFLOAT16 and isinstance(kind, WeightFormat) and kind.group != WHOLE
+
+
+def _rounded_weights(rows: Bounded, weight: Bounded) -> Any:
+    """What it may cost to round each scaled weight once."""
+    import torch
+
+    x, w = rows.value, weight.value
+    spread = 3.5 * NARROW * (x.square() @ w.square().T).sqrt()
+    return torch.minimum(spread, NARROW * (x.abs() @ w.abs().T))
 
 
 def _unknown(op: Op, inputs: Sequence[Bounded], values: Sequence[Any], view: StepView) -> Any:

@@ -124,8 +124,9 @@ class Built:
         """Rotary tables by the name of their weight."""
         found = {}
         for weight in self.manifest["weights"]:
-            if weight["source"] != "checkpoint":
-                rope = weight["source"]["rope"]
+            source = weight["source"]
+            if source != "checkpoint" and "rope" in source:
+                rope = source["rope"]
                 args = (tuple(rope["inv_freq"]), rope["scale"], rope["positions"])
                 found[weight["name"]] = Table(weight["name"], *args)
         return found

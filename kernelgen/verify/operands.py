@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from kernelgen.core.dtypes import dtype as dtype_named
+from kernelgen.formats import WeightFormat, element_type
+from kernelgen.formats.reference import dequantise
 from kernelgen.ir.graph import Role
 from kernelgen.ops.step import DenseCache
 from kernelgen.verify.arguments import Ids, Tables, block_tables, token_ids
@@ -18,6 +20,7 @@ from kernelgen.verify.cache_pool import CachePlace, dense_cache, filled_pool
 from kernelgen.verify.chosen_experts import chosen_experts
 from kernelgen.verify.evaluate import table_tensor
 from kernelgen.verify.layouts import PagePart, laid_out
+from kernelgen.verify.packed import PACKERS, random_matrix
 from kernelgen.verify.place import Buffer, Place
 from kernelgen.verify.scenario import Scenario
 from kernelgen.verify.tensors import Generator, Tensor
@@ -68,11 +71,23 @@ class Given:
 
 def random_weights(built: Built, kernel: BuiltKernel, where: Place) -> Weights:
     """One set for all scenarios; rotary tables are the model's own."""
+    import torch
+
     meant: dict[str, Any] = {}
     given: dict[str, Buffer] = {}
     made = _generator(kernel.name, "weights")
     for operand in kernel.operands:
-        if operand.role == "weight":
+        if operand.role != "weight":
+            continue
+        kind = element_type(operand.dtype)
+        if isinstance(kind, WeightFormat):
+            n, k = operand.sizes(0, 0)
+            seed = zlib.crc32(f"{kernel.name} {operand.name}".encode())
+            parts = random_matrix(kind, n, k, np.random.default_rng(seed))
+            meant[operand.name] = torch.from_numpy(dequantise(kind, parts))
+            packed = PACKERS[operand.layout](kind, parts)
+            given[operand.name] = where.copy(torch.from_numpy(packed))
+        else:
             plain = _weight(built, operand, made)
             meant[operand.name] = plain.double()
             given[operand.name] = where.copy(laid_out(plain, operand.layout))

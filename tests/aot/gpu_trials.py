@@ -31,6 +31,8 @@ from kernelgen.codegen.step_args import ArgsLayout, args_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.codegen.triton.kernels import StepLayout
 from kernelgen.core.dtypes import DType
+from kernelgen.formats import WeightFormat
+from kernelgen.formats.reference import dequantise
 from kernelgen.hw import parse_target
 from kernelgen.ir.codec import block_from_json
 from kernelgen.ir.graph import Block, Graph, Role
@@ -57,6 +59,7 @@ from kernelgen.verify.compare import compare
 from kernelgen.verify.evaluate import table_tensor
 from kernelgen.verify.guarded import Guarded
 from kernelgen.verify.interpreter import interpret
+from kernelgen.verify.packed import pack_rows, random_matrix
 from kernelgen.verify.scenario import Scenario
 
 os.environ["TRITON_INTERPRET"] = "1"  # before any test imports Triton
@@ -209,6 +212,8 @@ class Trial:
         if name == COUNTERS:
             return Guarded.of(torch.zeros(4096, dtype=torch.int32))
         value = region.value(name)
+        if isinstance(value.type.dtype, WeightFormat):
+            return self._packed(name, value.type.dtype, *value.type.shape)
         kind = getattr(torch, value.type.dtype.torch)
         sizes = Sizes(self.capacity, self.capacity, 64)
         shape = tuple(sizes.of(d) for d in value.type.shape)
@@ -229,6 +234,13 @@ class Trial:
             made = made.clone()
             made[self._count(name) :] = float("nan")
         return Guarded.of(made)
+
+    def _packed(self, name: str, kind: WeightFormat, n: int, k: int) -> Guarded:
+        """A matrix in a format, as rows."""
+        seed = int(torch.randint(1 << 30, (1,), generator=self.random))
+        parts = random_matrix(kind, n, k, np.random.default_rng(seed))
+        self.meant[name] = torch.from_numpy(dequantise(kind, parts))
+        return Guarded.of(torch.from_numpy(pack_rows(kind, parts)))
 
     def _count(self, name: str) -> int:
         """Rows of a value that the step uses."""

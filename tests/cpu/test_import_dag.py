@@ -24,13 +24,14 @@ class Row:
 
 
 # The compiler. Every package may import itself and `kernelgen` (its version).
-_SEMANTICS = "core spec ir ops lower"
+_SEMANTICS = "core formats spec ir ops lower"
 _PLAN = f"{_SEMANTICS} hw tables planner"
 TABLE = {
     "core": Row(),
+    "formats": Row("core", outside="numpy"),  # the table itself imports it only when asked
     "hw": Row("core"),
     "spec": Row("core"),
-    "ir": Row("core spec", lazy="torch"),  # meaning of scalar expressions, when asked for
+    "ir": Row("core formats spec", lazy="torch"),  # meaning of expressions, when asked for
     "ops": Row("core spec ir", lazy="torch"),  # references import torch only when called
     "lower": Row("core spec ir ops"),
     "archs": Row("core spec ir ops lower"),  # discovery; it imports no architecture by name
@@ -38,7 +39,7 @@ TABLE = {
     "archs.*.reference": Row("core spec", outside="torch"),  # a plain model: no ops of ours
     "tables": Row("core hw"),
     "planner": Row("core hw spec ir ops tables"),
-    "codegen": Row("core hw spec ir ops tables planner", outside="jinja2"),
+    "codegen": Row("core formats hw spec ir ops tables planner", outside="jinja2"),
     "compile": Row("core hw codegen", lazy="triton"),  # in the processes that it starts
     "verify": Row(
         f"{_SEMANTICS} archs compile",

@@ -67,6 +67,7 @@ def test_the_lower_half_of_every_matrix(layout: str, block_bytes: int) -> None:
         ({"stack": 0}, "stack: must be an integer from 1"),
         ({"stack": 1}, "shape: is"),
         ({"interleave": 2}, "interleave: must be 0"),
+        ({"source": {"rope": {}}}, "stack: is for plain weights"),
     ],
 )
 def test_what_does_not_fit_is_told(changes: dict[str, Any], told: str) -> None:

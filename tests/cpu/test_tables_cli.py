@@ -203,7 +203,7 @@ def test_floods_are_ten_lines_and_a_count(
         _, _, err = run(capsys, *asked, *(() if "diff" in asked else where))
         lines = err.splitlines()
         assert 10 <= len(lines) <= 13 and "more" in lines[-1], asked
-    _, _, err = run(capsys, "plan", "qwen3-8b", "--target", "sm_90:h200", *where)
+    _, _, err = run(capsys, "plan", MODEL, "--target", "sm_90:h200", *where)
     assert len(err.splitlines()) == 11 and "more" in err.splitlines()[-1]
 
 

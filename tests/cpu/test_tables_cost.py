@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 from time import process_time
@@ -20,7 +21,9 @@ from kernelgen.planner.planner import Planner, plan_sizes
 from kernelgen.tables import TUNED, Tables
 
 H200 = parse_target("sm_90:h200")
-MODEL = "qwen3-8b"
+SIZES = json.loads(Path(__file__).parents[1].joinpath("archs/published_sizes.json").read_text())
+MODEL = max(SIZES, key=SIZES.__getitem__)
+"""the largest model that is known by name"""
 LOOK_UP_S = 20e-6
 BUILD_S = 1.0
 

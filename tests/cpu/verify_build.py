@@ -27,6 +27,7 @@ from kernelgen.compile.store import Store
 from kernelgen.core.dtypes import dtype as dtype_named
 from kernelgen.core.files import write_tree
 from kernelgen.core.jsonio import dumps_readable
+from kernelgen.formats.stored import StoredMatrix
 from kernelgen.hw import parse_target
 from kernelgen.ir.graph import Graph
 from kernelgen.planner.planner import Planner
@@ -74,6 +75,8 @@ def build(
     *,
     fusion: bool = True,
     mutations: Mapping[str, Mutate] | None = None,
+    isa: str = ISA,
+    matrices: Mapping[str, StoredMatrix] | None = None,
 ) -> Path:
     """A build folder as `build` writes it, kernels named in `mutations` with another text."""
     made = program(subject, dtype, fusion=fusion)
@@ -87,13 +90,14 @@ def build(
         for t in subject.architecture.checkpoint(subject.spec, graph)
     ]
     identity = Identity("small", "0", "kernelgen test", dtype, {})
-    path = f"lib/cpu_{ISA}.so"
+    path = f"lib/cpu_{isa}.so"
     about = manifest(
         identity,
         subject.spec,
-        [cpu_target(made, [Library(ISA, path, True)])],
+        [cpu_target(made, [Library(isa, path, True)])],
         tensors,
         subject.architecture.ignored(subject.spec),
+        matrices or {},
     )
     files = {
         "manifest.json": dumps_readable(about).encode(),
@@ -104,7 +108,7 @@ def build(
     store = Store()
     with store.session():
         sources = [CppSource(name, text) for name, text in sorted(units.items())]
-        (library,) = compile_cpp(sources, isas=[ISA], store=store, headers=made.headers, jobs=2)
+        (library,) = compile_cpp(sources, isas=[isa], store=store, headers=made.headers, jobs=2)
         files[path] = library.path.read_bytes()
     write_tree(folder, files)
     return folder

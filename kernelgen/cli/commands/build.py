@@ -36,6 +36,13 @@ def build(
     dtype: Dtype = Activations.BFLOAT16,
     require_tuned: RequireTuned = False,
     tables: TablesFolder = None,
+    quantization_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--quantization-config",
+            help="JSON file: which matrices are quantised when they are loaded, and how.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compile MODEL into one wheel and a readable build folder."""
@@ -65,12 +72,15 @@ def build(
             progress=progress,
             tables=opened,
             require_tuned=require_tuned,
+            online=quantization_config,
         )
     if json:
         console.result_json(done)
         return
     cached = f", {done.cached} of {done.steps} steps from the cache" if done.steps else ""
     console.say(f"built {source.name} for {', '.join(targets)} in {done.seconds:.1f} s{cached}")
+    for note in done.notes:
+        console.say(note)
     for text, coverage in done.coverage.items():
         for line in coverage_lines(coverage):
             console.say(f"{text} {line}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, INT32, DType
+from kernelgen.formats import WeightFormat
 from kernelgen.ir.expr import Expr
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -26,7 +27,16 @@ _KEYWORDS = frozenset(
 
 def cpp_type(dtype: DType) -> str:
     """The element type in kernels."""
-    return _TYPES[dtype]
+    return _packed_type(dtype) if isinstance(dtype, WeightFormat) else _TYPES[dtype]
+
+
+def _packed_type(kind: WeightFormat) -> str:
+    """The type of `lib/packed.h` that says how a packed matrix is read."""
+    code = f"Int{kind.code.stored_bits}" if kind.code.is_integer else kind.code.name.upper()
+    short = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+    scale = f"Scale{short.get(kind.scale.name, kind.scale.name.upper())}"
+    flags = f"{str(kind.zero).lower()}, {str(kind.row_factor).lower()}"
+    return f"kg::Packed<kg::{code}, kg::{scale}, {kind.group}, {flags}>"
 
 
 def cpp_float(value: float) -> str:

@@ -14,6 +14,9 @@ from kernelgen.codegen.families.roles import (
     linear_roles,
     row_roles,
 )
+from kernelgen.core.dtypes import BFLOAT16
+from kernelgen.formats import WeightFormat
+from kernelgen.formats.device import padded_k
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
@@ -98,10 +101,11 @@ def _read_again(region: Region, node: Node, sizes: Sizes) -> int:
 
 
 def _math_dtype(region: Region) -> str:
-    """What the inner products multiply: bfloat16 only where both sides are."""
+    """What the inner products multiply: bfloat16 only where both sides are, or are made so."""
     for node in region.with_trait(Trait.MATMUL | Trait.EXPERTS):
-        types = {t.dtype.name for t in region.network.block.input_types(node)[:2]}
-        return "bfloat16" if types == {"bfloat16"} else "float32"
+        types = [t.dtype for t in region.network.block.input_types(node)[:2]]
+        narrow = all(t == BFLOAT16 or isinstance(t, WeightFormat) for t in types)
+        return "bfloat16" if narrow and types[0] == BFLOAT16 else "float32"
     return "float32"
 
 
@@ -114,7 +118,9 @@ def _linear_scratch(region: Region, roles: LinearRoles, sizes: Sizes) -> int:
     (lib/linear.h)."""
     x = region.value(roles.x).type
     rows = x.elements(sizes.capacity) // x.row_width
-    lines = -(-4 * (roles.k + roles.k % 2) // 64) | 1
+    kind = region.value(roles.groups[0].weights[0]).type.dtype
+    k = padded_k(kind, roles.k) if isinstance(kind, WeightFormat) else roles.k + roles.k % 2
+    lines = -(-4 * k // 64) | 1
     return rows * lines * 64
 
 

@@ -76,7 +76,8 @@ def linear_roles(region: Region) -> LinearRoles | Refusal | None:
             return _second_product(region, later, anchors)
     prologue, epilogue = _around(region, anchors)
     return (
-        _bad_prologue(region, x, prologue)
+        _two_formats(region, anchors)
+        or _bad_prologue(region, x, prologue)
         or _bad_epilogue(region, epilogue)
         or _grouped(region, x, anchors, prologue, epilogue)
     )
@@ -119,6 +120,17 @@ def _two_anchors(region: Region, product: Node, other: Node) -> Refusal:
         columns = f"{width} columns of {product.name}"
         text = f"{other.name} chooses among all {columns}, which are finished tile by tile"
     return Refusal(text, barrier=True)
+
+
+def _two_formats(region: Region, anchors: tuple[Node, ...]) -> Refusal | None:
+    """A kernel reads its matrices in one way."""
+    first, *others = ((a, region.value(a.inputs[1]).type.dtype) for a in anchors)
+    for node, dtype in others:
+        if dtype != first[1]:
+            return Refusal(
+                f"{first[0].name} multiplies {first[1]}, {node.name} {dtype}: two ways to read"
+            )
+    return None
 
 
 def _second_product(region: Region, later: Node, anchors: tuple[Node, ...]) -> Refusal:

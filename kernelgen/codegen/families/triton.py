@@ -19,6 +19,13 @@ from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_ro
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_head import head_sample_roles, quote_head
 from kernelgen.codegen.families.triton_linear import product_roles, quote_product
+from kernelgen.codegen.families.triton_packed import (
+    PackedGemvTile,
+    PackedTile,
+    gemv_packed,
+    packed,
+    packed_roles,
+)
 from kernelgen.codegen.families.triton_prefill import prefill_roles, quote_prefill
 from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
@@ -49,6 +56,8 @@ def triton_families(tables: Tables, require_tuned: bool = False) -> Catalogue:
         family("skinny", product_roles, quote_product(SkinnyTile, skinny)),
         family("gemm", product_roles, quote_product(GemmTile, gemm)),
         family("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma)),
+        family("gemv_packed", packed_roles, quote_product(PackedGemvTile, gemv_packed)),
+        family("packed", packed_roles, quote_product(PackedTile, packed)),
         family("attention_decode", decode_roles, quote_decode),
         family("attention_prefill", prefill_roles, quote_prefill),
         family("route", route_roles_of, quote_route),

@@ -12,6 +12,7 @@ from kernelgen.codegen.families.triton_family import Quote
 from kernelgen.codegen.families.triton_gemm import LEAST_ROWS, GemmTile, gemm
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_linear import prep_notes
+from kernelgen.codegen.families.triton_packed import packed_format
 from kernelgen.codegen.families.triton_product import Product, product
 from kernelgen.codegen.families.triton_sample import (
     COUNTERS_OF_ROW,
@@ -88,7 +89,10 @@ class HeadBest(Best[Product]):
 
 def head_sample_roles(region: Region, phase: str) -> HeadRoles | Refusal | None:
     """Projection to the vocabulary and choice."""
-    return head_roles(region)
+    roles = head_roles(region)
+    if isinstance(roles, HeadRoles) and packed_format(region, roles.linear) is not None:
+        return Refusal("its matrix is packed")
+    return roles
 
 
 def head_tile(choice: Mapping[str, int]) -> HeadTile:

@@ -9,21 +9,26 @@ from kernelgen.codegen.families.triton_choice import Best, given
 from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote, Quoter
 from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
+from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile, packed_format
 from kernelgen.codegen.families.triton_product import Product, product
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
 from kernelgen.codegen.families.triton_sliced import SlicedTile
+from kernelgen.formats.codes import E4M3
 from kernelgen.hw.device import Device
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
-ProductTile = GemvTile | SlicedTile | SkinnyTile | GemmTile
+ProductTile = GemvTile | SlicedTile | SkinnyTile | GemmTile | PackedTile | PackedGemvTile
 Chooser = Callable[[Product, Device], Best[Product] | Refusal]
 
 
 def product_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
-    """Products of one row with what prepares and finishes them."""
-    return region.recall("linear", lambda: linear_roles(region))
+    """Products of one row with what prepares and finishes them; their matrices are plain."""
+    roles = region.recall("linear", lambda: linear_roles(region))
+    if isinstance(roles, LinearRoles) and packed_format(region, roles) is not None:
+        return Refusal("its matrices are packed")
+    return roles
 
 
 def quote_product(kind: type[ProductTile], choose: Chooser) -> Quoter:
@@ -37,7 +42,7 @@ def quote_product(kind: type[ProductTile], choose: Chooser) -> Quoter:
         choice: Mapping[str, int] | None = None,
     ) -> Quote | Refusal:
         problem = region.recall(("product", sizes), lambda: product(region, roles, sizes))
-        found = choose(problem, device)
+        found = _lacks_float8(kind, region, roles, device) or choose(problem, device)
         if choice is not None and not isinstance(found, Refusal):
             found = given(kind, choice, problem, device)
         if isinstance(found, Refusal):
@@ -58,6 +63,16 @@ def quote_product(kind: type[ProductTile], choose: Chooser) -> Quoter:
         )
 
     return quote
+
+
+def _lacks_float8(
+    kind: type[ProductTile], region: Region, roles: LinearRoles, device: Device
+) -> Refusal | None:
+    """The vector kernel widens 8-bit floats in hardware, which starts with sm_89."""
+    packed = packed_format(region, roles)
+    if kind is PackedGemvTile and packed is not None and packed.code is E4M3 and device.sm < 89:
+        return Refusal(f"{device.sm_name} does not widen 8-bit floats")
+    return None
 
 
 def prep_notes(problem: Product) -> tuple[str, ...]:

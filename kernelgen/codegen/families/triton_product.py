@@ -9,6 +9,8 @@ from kernelgen.codegen.families.row_prep import RowPrep, row_prep
 from kernelgen.codegen.families.triton_block import Footprint, ceil_div
 from kernelgen.codegen.families.triton_choice import masked
 from kernelgen.codegen.families.triton_time import NEAR_LATENCY_US, REDUCE_US
+from kernelgen.core.dtypes import BFLOAT16, DType
+from kernelgen.formats import WeightFormat
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Node
 from kernelgen.ir.types import Sizes
@@ -102,12 +104,17 @@ def product(region: Region, roles: LinearRoles, sizes: Sizes) -> Product:
         row_bits=x.dtype.bits,
         read_bits=_read_bits(region, roles),
         weight_bits=weight.dtype.bits,
-        math="bfloat16" if x.dtype.bits == weight.dtype.bits == 16 else "float32",
+        math="bfloat16" if x.dtype == BFLOAT16 and _narrow(weight.dtype) else "float32",
         prep=row_prep(region, roles),
         finish_ops=2 + sum(_flops(n) for g in roles.groups for n in g.epilogue),
         bytes=region_bytes(region, sizes),
         flops=region_flops(region, sizes),
     )
+
+
+def _narrow(dtype: DType) -> bool:
+    """Whether tensor cores multiply it as bfloat16, as it is stored or once decoded."""
+    return dtype == BFLOAT16 or isinstance(dtype, WeightFormat)
 
 
 def _read_bits(region: Region, roles: LinearRoles) -> int:

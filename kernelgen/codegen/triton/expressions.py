@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, INT32, UINT8, DType
+from kernelgen.formats import WeightFormat
 from kernelgen.ir.expr import Expr
 
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
@@ -26,8 +27,8 @@ _TYPES = {FLOAT32: "tl.float32", BFLOAT16: "tl.bfloat16", INT32: "tl.int32"}
 
 
 def element_type(dtype: DType) -> str:
-    """The element in a compiler signature: `bf16` in `*bf16`."""
-    return _ELEMENTS[dtype]
+    """The element in a compiler signature: `bf16` in `*bf16`. Packed matrices are bytes."""
+    return "u8" if isinstance(dtype, WeightFormat) else _ELEMENTS[dtype]
 
 
 def triton_type(dtype: DType) -> str:

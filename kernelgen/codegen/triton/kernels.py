@@ -23,6 +23,7 @@ from kernelgen.codegen.families.row_sections import row_sections
 from kernelgen.codegen.families.triton_block import ceil_div
 from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
+from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile
 from kernelgen.codegen.families.triton_rows import RowsTile
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
 from kernelgen.codegen.families.triton_sliced import SlicedTile
@@ -30,7 +31,8 @@ from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import element_type, triton_name
 from kernelgen.codegen.triton.gemv import gemv_context
-from kernelgen.codegen.triton.product import GEMM, SKINNY, product_context
+from kernelgen.codegen.triton.packed import packed_context
+from kernelgen.codegen.triton.product import GEMM, GEMV, SKINNY, product_context
 from kernelgen.codegen.triton.rows import POSITIONS, rows_context
 from kernelgen.ir.graph import Role
 from kernelgen.ir.op import Trait
@@ -190,6 +192,25 @@ def _gemm(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     return _Tile(constants, tile.warps, tile.stages, grid)
 
 
+def _gemv_packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
+    tile = PackedGemvTile(**choice)
+    grid = (_tiles(region, roles, tile.outputs), 1, 1)
+    constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
+    return _Tile(constants, tile.warps, 1, lambda sizes: grid)
+
+
+def _packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
+    tile, x = PackedTile(**choice), region.value(roles.x).type
+    tiles = _tiles(region, roles, tile.outputs)
+
+    def grid(sizes: Sizes) -> Grid:
+        rows = x.elements(sizes.capacity) // x.row_width
+        return (ceil_div(rows, tile.rows), tiles, 1)
+
+    constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "DEPTH": tile.depth}
+    return _Tile(constants, tile.warps, tile.stages, grid)
+
+
 def _rows(region: Region, roles: Roles, choice: Choice) -> _Tile:
     tile, sections = RowsTile(**choice), row_sections(region)
 
@@ -205,6 +226,8 @@ _TILES: Mapping[str, Callable[[Region, Roles, Choice], _Tile]] = {
     "sliced": _sliced,
     "skinny": _skinny,
     "gemm": _gemm,
+    "packed": _packed,
+    "gemv_packed": _gemv_packed,
     "rows": _rows,
 }
 _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, Any]]] = {
@@ -214,6 +237,10 @@ _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, 
     "sliced": lambda region, roles, layout, _: product_context(region, roles, SKINNY, layout.args),
     "skinny": lambda region, roles, layout, _: product_context(region, roles, SKINNY, layout.args),
     "gemm": lambda region, roles, layout, _: product_context(region, roles, GEMM, layout.args),
+    "packed": lambda region, roles, layout, _: packed_context(region, roles, SKINNY, layout.args),
+    "gemv_packed": lambda region, roles, layout, _: packed_context(
+        region, roles, GEMV, layout.args
+    ),
     "rows": lambda region, roles, layout, _: rows_context(region, layout.cache, layout.args),
 }
 

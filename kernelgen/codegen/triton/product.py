@@ -12,6 +12,7 @@ from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.prepared_rows import PreparedRows
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.core.dtypes import BFLOAT16
+from kernelgen.formats import WeightFormat
 from kernelgen.ir.types import Dim
 from kernelgen.planner.network import Region
 
@@ -68,7 +69,8 @@ def product_context(
     """
     x = region.value(roles.x).type
     weight = region.value(roles.groups[0].weights[0]).type.dtype
-    exact = not how.tensor_cores or not (x.dtype == weight == BFLOAT16)
+    narrow = weight == BFLOAT16 or isinstance(weight, WeightFormat)
+    exact = not how.tensor_cores or not (x.dtype == BFLOAT16 and narrow)
     taken: set[str] = set()
     rows = PreparedRows(region, roles, how.rows, exact, step_words(args), taken)
     assert x.leading is not None

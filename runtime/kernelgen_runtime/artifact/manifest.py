@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +27,7 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
+    optional: bool = False
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,66 @@ class Rope:
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How the checkpoint stores a packed matrix; the words are those of docs/abi.md."""
+
+    arrangement: str
+    transposed: bool
+    zero_bias: int
+    factor_divides: bool
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A quantised matrix of `rows` x `cols`: format, and tensors by part.
+
+    `packing` None: one plain tensor, `weight`, that is quantised here. `scale_rows` and `group` 0:
+    one scale for all rows, for a whole row.
+    """
+
+    format: str
+    rows: int
+    cols: int
+    code: str
+    scale: str
+    scale_rows: int
+    group: int
+    zero: bool
+    factor: bool
+    packing: Packing | None
+    tensors: Mapping[str, str]
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code in the checkpoint."""
+        return {"e2m1": 4, "e4m3": 8}.get(self.code) or int(self.code.removeprefix("int"))
+
+    @property
+    def stored_bits(self) -> int:
+        """Bits of a code on the device."""
+        return 4 if self.bits <= 4 else 8
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row."""
+        return -(-self.cols // self.group) if self.group else 1
+
+    @property
+    def padded(self) -> int:
+        """Columns filled up to whole groups, or to whole 32-bit words."""
+        unit = self.group or 32 // self.stored_bits
+        return -(-self.cols // unit) * unit
+
+    @property
+    def scale_shape(self) -> tuple[int, int]:
+        """Rows and columns of the scales."""
+        return (-(-self.rows // self.scale_rows) if self.scale_rows else 1), self.groups
+
+
+@dataclass(frozen=True)
 class Weight:
-    """One buffer to bind: made of checkpoint `parts` in `layout`, or a computed `rope` table."""
+    """One buffer to bind: made of checkpoint `parts` in `layout`, a computed `rope` table, or a
+    `packed` matrix."""
 
     name: str
     dtype: str
@@ -59,6 +119,7 @@ class Weight:
     parts: tuple[Part, ...]
     interleave: int
     rope: Rope | None
+    packed: Packed | None = None
     stack: int = 1
     """equal runs of rows, each of which is laid out by itself"""
 
@@ -202,8 +263,61 @@ def panel_shape(rows: int, cols: int, dtype: str) -> tuple[int, ...]:
     return (panels, pairs, 32, 2) if dtype == "bfloat16" else (panels, 2 * pairs, 32)
 
 
+def packed_parts(packed: Packed) -> dict[str, tuple[int, int]]:
+    """Return part → rows and columns in which its tensor is read."""
+    n, k, packing = packed.rows, packed.cols, packed.packing
+    if packing is None:
+        return {"weight": (n, k)}
+    words_k, words_n = -(-k * packed.bits // 32), -(-n * packed.bits // 32)
+    codes = {
+        "nibbles": (n, k // 2),
+        "stream": (words_k, n) if packing.transposed else (n, words_k),
+        "awq": (k, n // 8),
+    }.get(packing.arrangement, (n, k))
+    scale = packed.scale_shape
+    zero = (packed.groups, words_n) if packing.transposed else (words_n, packed.groups)
+    found = {
+        "order": (k, 1),
+        "scale": scale[::-1] if packing.transposed else scale,
+        "zero": zero,
+        "factor": (1, 1),
+        "codes": codes,
+    }
+    return {part: found[part] for part in found if part in packed.tensors}
+
+
+SCALE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "e8m0": 1, "e4m3": 1}
+_SECTION, _CHUNK = 256, 32
+
+
+def packed_sections(packed: Packed) -> tuple[int, ...]:
+    """Return where codes, scales, zero points and factors start in the rows layout, and the end."""
+    rows = packed.rows if packed.scale_rows <= 1 else packed.scale_shape[0]
+    sizes = (
+        packed.rows * (-(-packed.cols // _CHUNK) * _CHUNK * packed.stored_bits // 8),
+        rows * packed.groups * SCALE_BYTES[packed.scale],
+        packed.rows * packed.groups * packed.zero,
+        packed.rows * 4 * packed.factor,
+    )
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + -(-size // _SECTION) * _SECTION)
+    return tuple(starts)
+
+
+def packed_shape(packed: Packed, layout: str) -> tuple[int, ...]:
+    """Return the shape of a packed matrix in bytes: all of them, or `[panels, bytes of one]`."""
+    if layout == "rows":
+        return (packed_sections(packed)[-1],)
+    scales = packed.groups * 32 * (SCALE_BYTES[packed.scale] + packed.zero)
+    codes = 32 * packed.padded * packed.stored_bits // 8
+    return (-(-packed.rows // 32), scales + codes + 32 * 4 * packed.factor)
+
+
 def laid_out_shape(weight: Weight) -> tuple[int, ...]:
     """Return the shape that `weight` must have by its parts and layout."""
+    if weight.packed is not None:
+        return packed_shape(weight.packed, weight.layout)
     if weight.rope is not None:
         return (weight.rope.positions, 2, len(weight.rope.inv_freq))
     rows, cols = weight.matrix_shape

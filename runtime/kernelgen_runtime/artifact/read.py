@@ -73,7 +73,10 @@ def _tensor(fields: Fields) -> TensorSpec:
     dtypes = fields.texts("dtypes", 16)
     if not dtypes:
         fields.wrong("dtypes", "must name at least one dtype")
-    return TensorSpec(fields.text("name"), read_shape(fields, "shape"), dtypes)
+    optional = "optional" in fields.values and fields.boolean("optional")
+    # A scalar is a tensor of no dims.
+    shape = () if fields.values.get("shape") == [] else read_shape(fields, "shape")
+    return TensorSpec(fields.text("name"), shape, dtypes, optional)
 
 
 def _target(model: Model, fields: Fields) -> Manifest:

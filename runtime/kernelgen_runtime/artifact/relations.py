@@ -1,12 +1,22 @@
 """Owns what fields of a manifest must be to each other, once each is right by itself."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from ..errors import shown
 from .fields import Fields
-from .manifest import ArgsField, ArgsSchema, CacheGroup, Manifest, Model, Part, elements
+from .manifest import (
+    ArgsField,
+    ArgsSchema,
+    CacheGroup,
+    Manifest,
+    Model,
+    Part,
+    Weight,
+    elements,
+    packed_parts,
+)
 from .sections import each_once
 
 ABI = 1
@@ -77,6 +87,7 @@ def _check_weights(manifest: Manifest, found: Fields) -> None:
     each_once(found, "weights", (weight.name for weight in manifest.weights))
     sizes = {tensor.name: elements(tensor.shape) for tensor in manifest.model.tensors}
     for weight in manifest.weights:
+        _check_packed(weight, sizes, found)
         for part in weight.parts:
             size = sizes.get(part.tensor)
             if size is None:
@@ -87,6 +98,17 @@ def _check_weights(manifest: Manifest, found: Fields) -> None:
                     f"{weight.name} takes {part.rows} x {part.cols} of {part.tensor}, "
                     f"which has {size} elements",
                 )
+
+
+def _check_packed(weight: Weight, sizes: Mapping[str, int], found: Fields) -> None:
+    packed = weight.packed
+    if packed is None:
+        return
+    for part, (rows, cols) in packed_parts(packed).items():
+        name = packed.tensors[part]
+        if sizes.get(name) != rows * cols:
+            has = f"has {sizes[name]} elements" if name in sizes else "is not among tensors"
+            found.wrong("weights", f"{weight.name} takes {rows} x {cols} of {name}, which {has}")
 
 
 def _check_plans(manifest: Manifest, found: Fields) -> None:

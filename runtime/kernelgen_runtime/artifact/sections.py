@@ -7,10 +7,13 @@ from ..errors import shown
 from .fields import INT32_MAX, SIZE_MAX, Fields
 from .manifest import (
     PAGE_TOKENS,
+    SCALE_BYTES,
     ArgsField,
     ArgsSchema,
     CacheGroup,
     CacheSchema,
+    Packed,
+    Packing,
     Part,
     Plan,
     Rope,
@@ -44,7 +47,11 @@ def read_weight(fields: Fields) -> Weight:
     shape, rope = read_shape(fields, "shape"), None
     layout, interleave, stack = "rows", 0, 1
     parts: tuple[Part, ...] = ()
-    if fields.values.get("source") == "checkpoint":
+    packed: Packed | None = None
+    source = fields.values.get("source")
+    if source != "checkpoint" and "stack" in fields.values:
+        fields.wrong("stack", "is for plain weights of the checkpoint only")
+    if source == "checkpoint":
         layout = fields.choice("layout", ("rows", "panel"))
         interleave = fields.integer("interleave", 0, 1 << 20)
         stack = fields.integer("stack", 1, 1 << 16) if "stack" in fields.values else 1
@@ -52,11 +59,16 @@ def read_weight(fields: Fields) -> Weight:
         if not parts:
             fields.wrong("parts", "must name at least one checkpoint tensor")
             parts = (Part("", 1, 1),)
+    elif isinstance(source, dict) and "packed" in source:
+        layout = fields.choice("layout", ("rows", "panel"))
+        packed = _packed(fields.object("source").object("packed"))
+        if dtype != "uint8":
+            fields.wrong("dtype", "a packed matrix is uint8")
     else:
         rope = _rope(fields.object("source").object("rope"))
         if dtype != "float32":
             fields.wrong("dtype", "a rope table is float32")
-    weight = Weight(name, dtype, shape, layout, parts, interleave, rope, stack)
+    weight = Weight(name, dtype, shape, layout, parts, interleave, rope, packed, stack)
     _check_layout(fields, weight)
     return weight
 
@@ -77,15 +89,60 @@ def _take(fields: Fields, rows: int) -> tuple[int, int, int] | None:
     return None
 
 
+_CODES = ("e2m1", "e4m3", *(f"int{bits}" for bits in range(2, 9)))
+_ARRANGEMENTS = ("bytes", "signed", "nibbles", "stream", "awq")
+_PARTS = ("codes", "scale", "zero", "factor", "order", "weight")
+
+
+def _packed(fields: Fields) -> Packed:
+    scale, packing = fields.object("scale"), None
+    if fields.values.get("packing") is not None:
+        how = fields.object("packing")
+        packing = Packing(
+            arrangement=how.choice("arrangement", _ARRANGEMENTS),
+            transposed=how.boolean("transposed"),
+            zero_bias=how.integer("zero_bias", 0, 1),
+            factor_divides=how.boolean("factor_divides"),
+        )
+    named = fields.object("tensors")
+    tensors = {part: named.text(part) for part in _PARTS if part in named.values}
+    packed = Packed(
+        format=fields.text("format"),
+        rows=fields.integer("rows", 1),
+        cols=fields.integer("cols", 1),
+        code=fields.choice("code", _CODES),
+        scale=scale.choice("dtype", tuple(SCALE_BYTES)),
+        scale_rows=scale.integer("rows", 0, 1 << 20),
+        group=scale.integer("group", 0, 1 << 20),
+        zero=fields.boolean("zero"),
+        factor=fields.boolean("factor"),
+        packing=packing,
+        tensors=tensors,
+    )
+    wanted = ["weight"]
+    if packing is not None:
+        wanted = ["codes", "scale", *["zero"] * packed.zero, *["factor"] * packed.factor]
+    for part in wanted:
+        if part not in tensors:
+            fields.wrong("tensors", f"must name {part}")
+    if packed.group % 8:
+        fields.wrong("scale", f"group must be a multiple of 8, is {packed.group}")
+    return packed
+
+
 def _rope(fields: Fields) -> Rope:
     inv_freq = fields.numbers("inv_freq", 4096)
     return Rope(inv_freq, fields.number("scale"), fields.integer("positions", 1, 1 << 24))
 
 
 def _check_layout(fields: Fields, weight: Weight) -> None:
-    if weight.layout == "panel" and weight.dtype not in ("float32", "bfloat16"):
+    if (
+        weight.packed is None
+        and weight.layout == "panel"
+        and weight.dtype not in ("float32", "bfloat16")
+    ):
         fields.wrong("layout", f"panel is for float32 and bfloat16, not {weight.dtype}")
-    if weight.rope is None:
+    if weight.rope is None and weight.packed is None:
         if len({part.cols for part in weight.parts}) > 1:
             fields.wrong("parts", "must all have the same cols")
         if weight.stack > 1 and any(part.rows % weight.stack for part in weight.parts):

@@ -13,7 +13,8 @@ def check_tensors(
     problems = []
     for spec in model.tensors:
         if spec.name not in entries:
-            problems.append(f"{shown(spec.name)}: missing")
+            if not spec.optional:
+                problems.append(f"{shown(spec.name)}: missing")
             continue
         dtype, shape = entries[spec.name]
         if shape != spec.shape:

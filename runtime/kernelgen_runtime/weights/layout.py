@@ -1,77 +1,26 @@
 """Owns the load-time transforms: parts → interleave → rows or panels, in bounded memory."""
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.nn.functional import pad
 
-from ..artifact.manifest import Part, Weight
+from ..artifact.manifest import Weight
 from ..buffers import DTYPES
+from .blocks import BLOCK_BYTES, PANEL, Block, Read, blocks
 from .checkpoint import TensorSource
-
-BLOCK_BYTES = 8 << 20
-PANEL = 32
+from .packed import fill_packed, packed_reads
 
 
-@dataclass(frozen=True)
-class Read:
-    """Rows [first, first + count) of checkpoint tensor `tensor`, a matrix of `cols` columns."""
-
-    tensor: str
-    first: int
-    count: int
-    cols: int
-
-
-@dataclass(frozen=True)
-class Block:
-    """What fills rows of the matrix from `row` on: one read, or one a part that takes turns."""
-
-    row: int
-    reads: tuple[Read, ...]
-
-
-def blocks(weight: Weight, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
-    """Yield the blocks of `weight` in the order that `fill` reads them.
-
-    A block has about `block_bytes` as float32. A computed table has none.
-    """
-    if weight.rope is not None:
+def reads(
+    weight: Weight, names: Mapping[str, object], block_bytes: int = BLOCK_BYTES
+) -> Iterator[Read]:
+    """Yield everything that `fill` reads of a weight, in order; `names`: tensors there are."""
+    if weight.packed is not None:
+        yield from (read for _, read in packed_reads(weight.packed, names, block_bytes))
         return
-    cols = weight.parts[0].cols
-    step = max(PANEL, block_bytes // (4 * cols) // PANEL * PANEL)
-    if weight.interleave:
-        unit, ways = weight.interleave, len(weight.parts)
-        rows, turn = weight.parts[0].rows, max(1, step // (unit * ways)) * unit
-        for first in range(0, rows, turn):
-            count = min(turn, rows - first)
-            reads = tuple(Read(part.tensor, first, count, cols) for part in weight.parts)
-            yield Block(first * ways, reads)
-        return
-    offset = 0
-    for part in weight.parts:
-        for run in range(0, part.rows, length := _run_rows(weight, part)):
-            for first in range(run, run + length, step):
-                count = min(step, run + length - first)
-                read = Read(part.tensor, _tensor_row(part, first), count, cols)
-                yield Block(offset + first, (read,))
-        offset += part.rows
-
-
-def _run_rows(weight: Weight, part: Part) -> int:
-    """Rows of a part that lie together both in their tensor and in the buffer."""
-    length = part.rows // weight.stack if weight.layout == "panel" else part.rows
-    return length if part.take is None else math.gcd(length, part.take[1])
-
-
-def _tensor_row(part: Part, row: int) -> int:
-    """Where a row of the part lies in its tensor."""
-    if part.take is None:
-        return row
-    first, count, period = part.take
-    return row // count * period + first + row % count
+    for block in blocks(weight, block_bytes):
+        yield from block.reads
 
 
 def fill(
@@ -83,6 +32,9 @@ def fill(
     """
     if weight.rope is not None:
         _fill_rope(weight, out)
+        return
+    if weight.packed is not None:
+        fill_packed(weight, source, out, block_bytes)
         return
     matrix = out.view(weight.matrix_shape) if weight.layout == "rows" else None
     for block in blocks(weight, block_bytes):

@@ -12,10 +12,11 @@ from ..artifact.manifest import Manifest
 from ..buffers import Arena, byte_size, rounded
 from ..device.cuda import CudaDevice
 from ..device.host import HostDevice
+from .blocks import BLOCK_BYTES
 from .check import check_tensors
 from .checkpoint import Checkpoint, TensorSource, open_checkpoint
-from .layout import BLOCK_BYTES, blocks, fill
-from .random import RandomTensors, parse_random
+from .layout import fill, reads
+from .random import RandomTensors, made_up, parse_random
 from .staging import StagedTensors
 
 # Larger for a GPU: launches and hand-overs between threads are paid by the block.
@@ -57,12 +58,12 @@ def load_weights(
         arena = Arena(device.allocate(total, f"the weights of {manifest.name}", advice), align)
         tensors: TensorSource
         if checkpoint is None:
-            tensors = RandomTensors(manifest.model, seed or 0, device.place)
+            tensors = RandomTensors(manifest.model, seed or 0, device.place, manifest.weights)
         elif isinstance(device, CudaDevice):
             tensors = stack.enter_context(_staged(checkpoint, manifest, device, block_bytes))
         else:
             tensors = checkpoint
-        for weight in manifest.weights:
+        for weight in manifest.weights if checkpoint is not None else made_up(manifest.weights):
             buffers[weight.name] = arena.take(weight.shape, weight.dtype)
             fill(weight, tensors, buffers[weight.name], block_bytes)
     return Weights(buffers, total, time.perf_counter() - start)
@@ -71,13 +72,12 @@ def load_weights(
 def _staged(
     checkpoint: Checkpoint, manifest: Manifest, device: CudaDevice, block_bytes: int
 ) -> StagedTensors:
-    reads = (
+    wanted = (
         read
         for weight in manifest.weights
-        for block in blocks(weight, block_bytes)
-        for read in block.reads
+        for read in reads(weight, checkpoint.entries, block_bytes)
     )
-    return StagedTensors(checkpoint, reads, device)
+    return StagedTensors(checkpoint, wanted, device)
 
 
 @contextmanager

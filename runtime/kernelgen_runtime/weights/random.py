@@ -2,11 +2,13 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
 
-from ..artifact.manifest import Model, elements
+from ..artifact.manifest import Model, Packed, Weight, elements
 from ..errors import WeightsError, shown
 
 # A prime: rows of a matrix are windows of one periodic sequence and none repeats another.
@@ -27,15 +29,34 @@ def parse_random(text: str) -> int | None:
     return int(seed)
 
 
+def made_up(weights: Sequence[Weight]) -> list[Weight]:
+    """Return the weights, packed ones as quantised from a plain matrix of the codes' name."""
+    return [w if w.packed is None else replace(w, packed=_plain(w.packed)) for w in weights]
+
+
+def _plain(packed: Packed) -> Packed:
+    name = packed.tensors.get("codes") or packed.tensors["weight"]
+    return replace(packed, packing=None, tensors={"weight": name})
+
+
 class RandomTensors:
     """A `TensorSource` on `place` whose tensors depend on seed and name only, not on the place.
 
     Matrices have deviation 1/√columns (a product keeps its input's size); vectors lie near 1.
     """
 
-    def __init__(self, model: Model, seed: int, place: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        model: Model,
+        seed: int,
+        place: torch.device = CPU,
+        weights: Sequence[Weight] = (),
+    ) -> None:
         self._seed, self._place = seed, place
         self.entries = {spec.name: ("F32", spec.shape) for spec in model.tensors}
+        for packed in (weight.packed for weight in made_up(weights)):
+            if packed is not None:
+                self.entries[packed.tensors["weight"]] = ("F32", (packed.rows, packed.cols))
 
     @cached_property
     def _pool(self) -> torch.Tensor:

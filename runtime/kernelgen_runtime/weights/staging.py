@@ -11,9 +11,9 @@ import torch
 from ..buffers import rounded
 from ..device.cuda import CudaDevice
 from ..device.device import Event
+from .blocks import Read
 from .checkpoint import TORCH_DTYPES, Checkpoint
 from .header import DTYPE_BYTES
-from .layout import Read
 
 READERS = 4
 # Two for each reader: one is filled while the other is copied.

@@ -16,6 +16,7 @@ namespace kg {
 //           (int pair, int n0, const float* first, const float* second, width)
 template <int E, int N, int K, bool PAIRED, class Weight, class Finish>
 struct Stacks {
+  using In = detail::Panel<Weight, K>;
   static constexpr int experts = E, columns = N, units = ceil_div(N, PANEL);
   static constexpr size_t matrix = (size_t)units * PANEL * (ceil_div(K, 2) * 2);
   const Weight* first;
@@ -70,7 +71,7 @@ template <class R, class Group, class Finish>
 KG_INLINE void one_row(const typename R::Element* row, int expert, Range panels, const Group& group,
                        const Finish& finish) {
   const auto own = [&](int, int n0, auto... rest) { finish(n0, rest...); };
-  run_columns<R>(row, 1, 1, panels, group.of(expert, own));
+  run_columns<R, typename Group::In>(row, 1, 1, panels, group.of(expert, own));
 }
 
 }  // namespace detail
@@ -189,7 +190,7 @@ void experts_sorted(const Worker& me, int tokens, const Act* x, const int32_t* i
     }
     const int chunks = ceil_div(rows, ROW_CHUNK);
     const auto own = [&](int r, int n0, auto... rest) { group.finish(pair[r], n0, rest...); };
-    detail::run_columns<R>(sorted.rows + (size_t)start[expert] * R::stride, rows, chunks,
+    detail::run_columns<R, typename Group::In>(sorted.rows + (size_t)start[expert] * R::stride, rows, chunks,
                            {from * chunks, to * chunks}, group.of(expert, own));
   }
 }

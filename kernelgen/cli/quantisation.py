@@ -1,0 +1,116 @@
+"""Owns the formats of a named model: its config, its checkpoint's header, a user's file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kernelgen.archs.weight_rules import TensorRule
+from kernelgen.cli.checkpoint_header import read_headers
+from kernelgen.cli.model import ModelSource
+from kernelgen.core.dtypes import FLOAT16, DType
+from kernelgen.core.errors import UsageError
+from kernelgen.core.jsonio import load_object
+from kernelgen.formats.announced import SIDE_FILES, read_announcement
+from kernelgen.formats.announcement import WHERE, Announcement
+from kernelgen.formats.assign import Module, assign
+from kernelgen.formats.online import Online, read_online
+from kernelgen.formats.several import refuse_several
+from kernelgen.formats.stored import StoredMatrix
+from kernelgen.ir.graph import Graph
+from kernelgen.ir.reformat import product_weights, with_formats
+
+_MOST_BYTES = 16 << 20
+_WEIGHT = ".weight"
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """What is said of a model's formats before its tensors are known."""
+
+    announced: Mapping[str, Any] | None
+    online: Online | None
+
+
+@dataclass(frozen=True)
+class Formats:
+    """The graph in its formats, matrices by parameter, names that carry nothing, notes."""
+
+    graph: Graph
+    matrices: Mapping[str, StoredMatrix]
+    ignored: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def split_config(source: ModelSource, online: Path | None) -> tuple[ModelSource, Quantisation]:
+    """The model without its `quantization_config`, and what is said of its formats."""
+    data = dict(source.config.data)
+    announced = data.pop(WHERE, None)
+    if announced is not None and not isinstance(announced, dict):
+        raise UsageError("is no object", where=f"{source.config.source}: {WHERE}")
+    if announced is None and source.folder is not None:
+        side = [source.folder / name for name in SIDE_FILES if (source.folder / name).is_file()]
+        if side:
+            announced = dict(load_object(side[0], max_bytes=_MOST_BYTES))
+            announced.setdefault("quant_method", _method(side[0].name))
+    asked = None
+    if online is not None:
+        asked = read_online(load_object(online, max_bytes=_MOST_BYTES), str(online))
+    plain = replace(source, config=replace(source.config, data=data))
+    return plain, Quantisation(announced or None, asked)
+
+
+def _method(name: str) -> str:
+    return {"quantize_config.json": "gptq", "quant_config.json": "awq"}.get(name, "modelopt")
+
+
+def formats_of(
+    source: ModelSource,
+    quantisation: Quantisation,
+    graph: Graph,
+    rules: Sequence[TensorRule],
+    stored: DType,
+) -> Formats:
+    """Every matrix in the format that it is stored in, or is to be quantised to."""
+    if quantisation.announced is None and quantisation.online is None:
+        return Formats(graph, {}, (), ())
+    announcement: Announcement | None = None
+    if quantisation.announced is not None:
+        announcement = read_announcement(quantisation.announced, stored == FLOAT16)
+    products, modules, others = product_weights(graph), dict[str, Module](), list[str]()
+    parameter, several = dict[str, str](), list[str]()
+    for rule in rules:
+        name = rule.name.removesuffix(_WEIGHT)
+        if rule.take is not None or len(rule.shape) > 2:
+            several.append(rule.name)
+        elif len(rule.shape) == 2 and rule.name.endswith(_WEIGHT):
+            modules[name] = Module(name, *rule.shape, rule.parameter in products)
+            parameter[name] = rule.parameter
+        elif rule.name.endswith(_WEIGHT):
+            others.append(name)
+    header = read_headers(source.folder) if source.folder is not None else None
+    plain = refuse_several(several, announcement, quantisation.online, header)
+    found = assign(modules, tuple(others), announcement, quantisation.online, header)
+    matrices = {parameter[name]: matrix for name, matrix in found.matrices.items()}
+    kinds = {name: matrix.kind for name, matrix in matrices.items()}
+    ignored, notes = _ignored(matrices, announcement), (*found.notes, *plain)
+    return Formats(with_formats(graph, kinds), matrices, ignored, notes)
+
+
+def _ignored(
+    matrices: Mapping[str, StoredMatrix], announcement: Announcement | None
+) -> tuple[str, ...]:
+    """Expressions of companions that a product of unquantised activations does not read."""
+    suffixes: dict[str, None] = {}
+    for matrix in matrices.values():
+        if matrix.packing is not None:
+            suffixes.update(dict.fromkeys(matrix.packing.unused))
+            if matrix.packing.zero and not matrix.kind.zero:
+                suffixes[matrix.packing.zero] = None
+    found = [rf".+\.{re.escape(suffix)}" for suffix in suffixes]
+    if announcement is not None:
+        found.append(r".+\.(?:[kvq]_scale|kv_scale|[kvq]_proj\.[kvq]_scale|output_scale)")
+    return tuple(found)

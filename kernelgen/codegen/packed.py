@@ -1,0 +1,45 @@
+"""Owns what the manifest says of packed matrices: their format, packing and tensors, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from kernelgen.formats.stored import StoredMatrix
+
+
+def packed_source(matrix: StoredMatrix) -> dict[str, Any]:
+    """How a runtime makes the bound bytes of a matrix: see docs/abi.md."""
+    kind, packing = matrix.kind, matrix.packing
+    return {
+        "format": kind.name,
+        "rows": matrix.n,
+        "cols": matrix.k,
+        "code": kind.code.name,
+        "scale": {"dtype": kind.scale.name, "rows": kind.rows, "group": kind.group},
+        "zero": kind.zero,
+        "factor": kind.row_factor,
+        "packing": None
+        if packing is None
+        else {
+            "arrangement": packing.arrangement,
+            "transposed": packing.transposed,
+            "zero_bias": packing.zero_bias,
+            "factor_divides": packing.factor_divides,
+        },
+        "tensors": matrix.names,
+    }
+
+
+def packed_tensors(matrices: Iterable[StoredMatrix]) -> list[dict[str, Any]]:
+    """What the checkpoint must (or, `optional`, may) hold for them."""
+    return [
+        {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "dtypes": list(tensor.dtypes),
+            **({"optional": True} if tensor.optional else {}),
+        }
+        for matrix in matrices
+        for tensor in matrix.tensors
+    ]

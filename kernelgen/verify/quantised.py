@@ -1,0 +1,97 @@
+"""Owns the quantised matrices of a build: what its manifest says of them, and their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernelgen.core.errors import UsageError
+from kernelgen.formats import WeightFormat, weight_format
+from kernelgen.formats.packing import Packing
+from kernelgen.formats.reference import dequantise, quantise
+from kernelgen.formats.unpack import unpack
+
+
+@dataclass(frozen=True)
+class PackedMatrix:
+    """One matrix `[n, k]`; `packing` None: quantised from a plain tensor at load."""
+
+    kind: WeightFormat
+    packing: Packing | None
+    n: int
+    k: int
+    tensors: Mapping[str, str]
+    """part → tensor of the checkpoint"""
+
+
+def packed_matrices(manifest: Mapping[str, Any]) -> dict[str, PackedMatrix]:
+    """Parameter → matrix, of the target's weights."""
+    found = {}
+    for weight in manifest["weights"]:
+        source = weight["source"]
+        if isinstance(source, dict) and "packed" in source:
+            data, how = source["packed"], source["packed"]["packing"]
+            packing = None if how is None else Packing(name="", **how)
+            kind = weight_format(data["format"])
+            found[weight["name"]] = PackedMatrix(
+                kind, packing, data["rows"], data["cols"], data["tensors"]
+            )
+    return found
+
+
+def load_matrices(folder: Path, matrices: Mapping[str, PackedMatrix]) -> dict[str, Any]:
+    """Parameter → what its parts stand for, float32 tensors rounded once.
+
+    `UsageError` names a tensor that is missing, and scales that are none.
+    """
+    import torch
+
+    wanted = {name for matrix in matrices.values() for name in matrix.tensors.values()}
+    stored = _read(folder, wanted)
+    found = {}
+    for parameter, matrix in matrices.items():
+        parts = {p: stored[name] for p, name in matrix.tensors.items() if name in stored}
+        missing = [matrix.tensors[p] for p in matrix.tensors if p not in parts and p != "order"]
+        if missing:
+            raise UsageError(f"tensor {missing[0]} is missing", where=str(folder))
+        if matrix.packing is None:
+            held = quantise(matrix.kind, parts["weight"].float().numpy())
+        else:
+            arrays = {part: _array(tensor) for part, tensor in parts.items()}
+            _widen(matrix.kind, arrays, parts)
+            held = unpack(matrix.kind, matrix.packing, arrays, matrix.n, matrix.k)
+        found[parameter] = torch.from_numpy(dequantise(matrix.kind, held)).float()
+    return found
+
+
+def _widen(kind: WeightFormat, arrays: dict[str, Any], parts: Mapping[str, Any]) -> None:
+    """Float32 scales may be stored in a narrower type."""
+    if kind.scale.name == "float32":
+        arrays["scale"] = parts["scale"].float().numpy()
+
+
+def _array(tensor: Any) -> Any:
+    """NumPy's view: 8-bit floats as uint8, bfloat16 as uint16."""
+    import torch
+
+    if tensor.element_size() == 1 and tensor.is_floating_point():
+        return tensor.view(torch.uint8).numpy()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.uint16).numpy()
+    return tensor.numpy()
+
+
+def _read(folder: Path, wanted: set[str]) -> dict[str, Any]:
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in set(file.keys()) & wanted:
+                    found[name] = file.get_tensor(name)
+        except SafetensorError as error:
+            raise UsageError(f"is damaged: {error}", where=str(path)) from error
+    return found

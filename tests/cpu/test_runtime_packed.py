@@ -1,0 +1,137 @@
+"""The runtime's packed weights: the bytes of the definition, from every packing and float."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from format_samples import SAMPLES, packed, sample
+from kernelgen_runtime.artifact.fields import Fields
+from kernelgen_runtime.artifact.sections import read_weight
+from kernelgen_runtime.errors import WeightsError
+from kernelgen_runtime.weights.layout import fill
+
+from kernelgen.codegen.packed import packed_source
+from kernelgen.codegen.weights import packed_shape
+from kernelgen.formats import weight_format
+from kernelgen.formats.announcement import Scheme
+from kernelgen.formats.format import FIXED
+from kernelgen.formats.reference import quantise
+from kernelgen.formats.stored import StoredMatrix, online_matrix, stored_matrix
+from kernelgen.verify.packed import PACKERS
+
+TYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8"}
+LAYOUTS = ("panel", "rows")
+
+
+class Tensors:
+    """A source over torch tensors by name; `peak` is the largest read in bytes."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self.tensors, self.peak = tensors, 0
+        self.entries = {
+            name: (TYPES.get(str(t.dtype).removeprefix("torch."), "BF16"), tuple(t.shape))
+            for name, t in tensors.items()
+        }
+
+    def rows(self, name: str, first: int, count: int, cols: int) -> torch.Tensor:
+        found = self.tensors[name].reshape(-1, cols)[first : first + count]
+        assert len(found) == count
+        self.peak = max(self.peak, found.numel() * found.element_size())
+        return found
+
+
+def as_torch(array: Any) -> torch.Tensor:
+    """bfloat16 arrives as uint16."""
+    if array.dtype == np.uint16:
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def filled(matrix: StoredMatrix, layout: str, source: Tensors, block_bytes: int = 4096) -> Any:
+    shape = packed_shape(matrix.kind, (matrix.n, matrix.k), layout)
+    problems: list[str] = []
+    entry = {"name": "w", "dtype": "uint8", "shape": list(shape), "layout": layout}
+    entry["source"] = {"packed": packed_source(matrix)}
+    weight = read_weight(Fields(entry, "", problems))
+    assert not problems, problems
+    out = torch.zeros(shape, dtype=torch.uint8)
+    fill(weight, source, out, block_bytes)
+    return out.numpy()
+
+
+def checkpoint(name: str, packing: str, n: int, k: int) -> tuple[StoredMatrix, Any, Tensors]:
+    kind = weight_format(name)
+    matrix = stored_matrix("m", n, k, Scheme(name, packing), None)
+    parts = sample(kind, n, k)
+    assert matrix.packing is not None
+    arrays = packed(kind, matrix.packing, parts)
+    return matrix, parts, Tensors({matrix.names[p]: as_torch(a) for p, a in arrays.items()})
+
+
+@pytest.mark.row("R-070")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("name", "packing"), SAMPLES)
+def test_checkpoints_become_the_bytes_of_the_definition(
+    name: str, packing: str, layout: str
+) -> None:
+    matrix, parts, source = checkpoint(name, packing, 320, 256)
+    found = filled(matrix, layout, source)
+    if matrix.packing is not None and matrix.packing.factor_divides:
+        parts.factor[:] = np.float32(1) / (np.float32(1) / parts.factor[0])
+    assert np.array_equal(found, PACKERS[layout](matrix.kind, parts))
+
+
+ONLINE = [*FIXED, "int4_g32", "int4_g128", "int8_g128", "int8_channel", "int3_g64", "int6_g32_f16"]
+
+
+@pytest.mark.row("R-063")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ONLINE)
+def test_quantised_at_load_as_defined(name: str, layout: str) -> None:
+    kind, n, k = weight_format(name), 300, 200
+    plain = torch.randn(n, k, generator=torch.Generator().manual_seed(4)).to(torch.bfloat16)
+    plain[5] = 0
+    found = filled(online_matrix("m", n, k, kind), layout, Tensors({"m.weight": plain}))
+    parts = quantise(kind, plain.float().numpy())
+    assert np.array_equal(found, PACKERS[layout](kind, parts))
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "int4_g32", "fp8_tensor"])
+def test_reads_stay_small(name: str) -> None:
+    plain = torch.randn(4096, 128)
+    source = Tensors({"m.weight": plain})
+    filled(online_matrix("m", 4096, 128, weight_format(name)), "panel", source, 1 << 16)
+    assert source.peak <= 1 << 16
+
+
+@pytest.mark.parametrize("wrong", [0.0, float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize(
+    ("name", "packing"),
+    [("int4_g32", "packed_int"), ("fp8_channel", "float8"), ("int4_g128_f16", "gptq")],
+)
+def test_scales_that_are_none(name: str, packing: str, wrong: float) -> None:
+    matrix, _, source = checkpoint(name, packing, 256, 256)
+    source.tensors[matrix.names["scale"]].view(-1)[17] = wrong
+    with pytest.raises(WeightsError, match=r"m\.(weight_)?scales?'?: scale \[\d+, \d+\] is"):
+        filled(matrix, "panel", source)
+
+
+def test_e8m0_nan_is_refused() -> None:
+    matrix, _, source = checkpoint("mxfp4", "nibbles", 128, 128)
+    source.tensors[matrix.names["scale"]].view(-1)[3] = 255
+    with pytest.raises(WeightsError, match="is nan"):
+        filled(matrix, "panel", source)
+
+
+@pytest.mark.row("R-071")
+def test_activation_order() -> None:
+    matrix, parts, source = checkpoint("int4_g128_f16", "gptq", 128, 256)
+    order = source.tensors["m.g_idx"]
+    assert np.array_equal(filled(matrix, "rows", source), PACKERS["rows"](matrix.kind, parts))
+    order[:] = order.flip(0)
+    with pytest.raises(WeightsError, match="desc_act = false"):
+        filled(matrix, "rows", source)
