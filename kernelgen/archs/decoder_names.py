@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kernelgen.archs.weight_rules import WeightRules
-from kernelgen.spec.model import ModelSpec
+from kernelgen.spec.model import MlpSpec, ModelSpec
 
 _LAYER = "model.layers.{layer}"
+_MLP = "layers.{layer}.mlp."
 
 DECODER_PAIRS = (
     ("model.embed_tokens.weight", "embed.weight"),
@@ -29,7 +30,16 @@ _STORED_FREQUENCIES = (
 )
 
 
-def decoder_rules(spec: ModelSpec, *further: tuple[str, str]) -> WeightRules:
-    """The shared names and `further` pairs; a tied model's copy of its head is passed over."""
+def decoder_rules(
+    spec: ModelSpec,
+    *further: tuple[str, str],
+    packed: tuple[tuple[str, tuple[str, ...]], ...] = (),
+) -> WeightRules:
+    """The shared names and `further` pairs; a tied model's copy of its head is passed over.
+
+    Names of the gated MLP are left out where no layer has one.
+    """
     tied = (r"lm_head\.weight",) if spec.tied_head else ()
-    return WeightRules((*DECODER_PAIRS, *further), (*_STORED_FREQUENCIES, *tied))
+    dense = any(isinstance(layer.mlp, MlpSpec) for layer in spec.kinds()[0])
+    pairs = tuple(p for p in DECODER_PAIRS if dense or not p[1].startswith(_MLP))
+    return WeightRules((*pairs, *further), (*_STORED_FREQUENCIES, *tied), packed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kernelgen.core.errors import KernelgenError
 from kernelgen.ir.graph import Graph
@@ -18,19 +19,42 @@ class WeightRules:
 
     Both names of a pair may hold `{layer}` (the layer's number) and `{part}` (weight or bias).
     `ignored` are regular expressions that match whole checkpoint names which carry nothing.
+    `packed`: a tensor whose rows are those of several parameters of one shape, one after another
+    (in each matrix, where it is a stack of them).
     """
 
     pairs: tuple[tuple[str, str], ...]
     ignored: tuple[str, ...] = ()
+    packed: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
 
 @dataclass(frozen=True)
 class TensorRule:
-    """One tensor of the checkpoint and the parameter that it fills, element for element."""
+    """One tensor of the checkpoint and the parameter that it fills, element for element.
+
+    `take` = (first, count, period): of each `period` rows `count` from `first` on; None: all.
+    """
 
     name: str
     shape: tuple[int, ...]
     parameter: str
+    take: tuple[int, int, int] | None = None
+
+    def of(self, tensor: Any) -> Any:
+        """The parameter's elements."""
+        if self.take is None:
+            return tensor
+        first, count, _ = self.take
+        return tensor[..., first : first + count, :]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a parameter lies: its tensor, and which of how many equal runs of rows."""
+
+    name: str
+    number: int = 0
+    of: int = 1
 
 
 def checkpoint_tensors(rules: WeightRules, graph: Graph) -> tuple[TensorRule, ...]:
@@ -39,23 +63,35 @@ def checkpoint_tensors(rules: WeightRules, graph: Graph) -> tuple[TensorRule, ..
     `KernelgenError` when a parameter has no rule or two parameters ask for one tensor: a mistake
     of the architecture's folder.
     """
-    compiled = [(_regex(parameter), name) for name, parameter in rules.pairs]
-    templates: dict[str, str] = {}
-    out: dict[str, TensorRule] = {}
+    compiled = [(_regex(parameter), _Source(name)) for name, parameter in rules.pairs]
+    for name, held in rules.packed:
+        compiled += [(_regex(p), _Source(name, i, len(held))) for i, p in enumerate(held)]
+    templates: dict[str, _Source] = {}
+    out: dict[tuple[str, int], TensorRule] = {}
     for parameter in parameters(graph):
-        template = templates.get(parameter.template)
-        if template is None:
-            template = templates[parameter.template] = _find(compiled, parameter.template, graph)
+        source = templates.get(parameter.template)
+        if source is None:
+            source = templates[parameter.template] = _find(compiled, parameter.template, graph)
         layer = parameter.name.split(".", 2)[1] if parameter.name != parameter.template else ""
-        name = template.replace("{layer}", layer)
+        name = source.name.replace("{layer}", layer)
         shape = tuple(d for d in parameter.type.shape if isinstance(d, int))
-        rule = TensorRule(name, shape, parameter.name)
-        if out.setdefault(name, rule) is not rule:
+        rule = _rule(name, shape, parameter.name, source)
+        key = name, source.number
+        if out.setdefault(key, rule) is not rule:
             raise KernelgenError(
-                f"tensor {name} fills both {out[name].parameter} and {rule.parameter}",
+                f"tensor {name} fills both {out[key].parameter} and {rule.parameter}",
                 where=f"weight rules of {graph.name}",
             )
     return tuple(out.values())
+
+
+def _rule(name: str, shape: tuple[int, ...], parameter: str, source: _Source) -> TensorRule:
+    if source.of == 1:
+        return TensorRule(name, shape, parameter)
+    *stack, rows, columns = shape
+    whole = rows * source.of
+    take = (rows * source.number, rows, whole)
+    return TensorRule(name, (*stack, whole, columns), parameter, take)
 
 
 def _regex(template: str) -> re.Pattern[str]:
@@ -65,12 +101,16 @@ def _regex(template: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
-def _find(compiled: list[tuple[re.Pattern[str], str]], parameter: str, graph: Graph) -> str:
-    for pattern, name in compiled:
+def _find(compiled: list[tuple[re.Pattern[str], _Source]], parameter: str, graph: Graph) -> _Source:
+    for pattern, source in compiled:
         match = pattern.fullmatch(parameter)
         if match:
             part = match.groupdict().get("part")
-            return name if part is None else name.replace("{part}", part)
+            return (
+                source
+                if part is None
+                else replace(source, name=source.name.replace("{part}", part))
+            )
     raise KernelgenError(
         f"no rule names the tensor of parameter {parameter}", where=f"weight rules of {graph.name}"
     )

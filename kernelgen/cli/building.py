@@ -276,7 +276,7 @@ def _manifest(
     )
     rules = model.architecture.checkpoint(model.spec, model.graph)
     tensors = [
-        CheckpointTensor(t.name, t.shape, t.parameter)
+        CheckpointTensor(t.name, t.shape, t.parameter, t.take)
         for t in rules
         if t.parameter not in model.matrices
     ]

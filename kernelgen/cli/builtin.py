@@ -39,5 +39,5 @@ def _described(name: str) -> BuiltinModel:
         hidden=spec.hidden,
         vocab=spec.vocab,
         max_positions=spec.max_positions,
-        parameters=sum(math.prod(tensor.shape) for tensor in tensors),
+        parameters=sum(math.prod(shape) for shape in {t.name: t.shape for t in tensors}.values()),
     )

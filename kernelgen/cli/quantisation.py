@@ -18,6 +18,7 @@ from kernelgen.formats.announced import SIDE_FILES, read_announcement
 from kernelgen.formats.announcement import WHERE, Announcement
 from kernelgen.formats.assign import Module, assign
 from kernelgen.formats.online import Online, read_online
+from kernelgen.formats.several import refuse_several
 from kernelgen.formats.stored import StoredMatrix
 from kernelgen.ir.graph import Graph
 from kernelgen.ir.reformat import product_weights, with_formats
@@ -80,21 +81,23 @@ def formats_of(
     if quantisation.announced is not None:
         announcement = read_announcement(quantisation.announced, stored == FLOAT16)
     products, modules, others = product_weights(graph), dict[str, Module](), list[str]()
-    parameter = {}
+    parameter, several = dict[str, str](), list[str]()
     for rule in rules:
         name = rule.name.removesuffix(_WEIGHT)
-        if len(rule.shape) == 2 and rule.name.endswith(_WEIGHT):
+        if rule.take is not None or len(rule.shape) > 2:
+            several.append(rule.name)
+        elif len(rule.shape) == 2 and rule.name.endswith(_WEIGHT):
             modules[name] = Module(name, *rule.shape, rule.parameter in products)
             parameter[name] = rule.parameter
         elif rule.name.endswith(_WEIGHT):
             others.append(name)
     header = read_headers(source.folder) if source.folder is not None else None
+    plain = refuse_several(several, announcement, quantisation.online, header)
     found = assign(modules, tuple(others), announcement, quantisation.online, header)
     matrices = {parameter[name]: matrix for name, matrix in found.matrices.items()}
     kinds = {name: matrix.kind for name, matrix in matrices.items()}
-    return Formats(
-        with_formats(graph, kinds), matrices, _ignored(matrices, announcement), tuple(found.notes)
-    )
+    ignored, notes = _ignored(matrices, announcement), (*found.notes, *plain)
+    return Formats(with_formats(graph, kinds), matrices, ignored, notes)
 
 
 def _ignored(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from types import MappingProxyType
 from typing import Any
 
@@ -22,7 +23,7 @@ from kernelgen.ir.op import Trait
 from kernelgen.ir.subgraph import sub_block
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
 from kernelgen.planner.plan import Kernel, Plan
-from kernelgen.spec.model import ModelSpec
+from kernelgen.spec.model import MlpSpec, ModelSpec, MoeSpec
 
 SCHEMA = 2
 ABI = 1
@@ -36,6 +37,8 @@ class CheckpointTensor:
     name: str
     shape: tuple[int, ...]
     parameter: str
+    take: tuple[int, int, int] | None = None
+    """(first, count, period): of each `period` rows `count` from `first` on; None: all"""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,10 @@ def manifest(
         "model": _semantics(spec),
         "targets": [_target(target, of_parameter, matrices, spec.vocab) for target in targets],
         "tensors": [
-            *({"name": t.name, "shape": list(t.shape), "dtypes": _STORED} for t in tensors),
+            *(
+                {"name": name, "shape": list(shape), "dtypes": _STORED}
+                for name, shape in {t.name: t.shape for t in tensors}.items()
+            ),
             *packed_tensors(matrices.values()),
         ],
         "ignored": list(ignored),
@@ -214,6 +220,7 @@ def _semantics(spec: ModelSpec) -> dict[str, Any]:
                 "qk_norm": k.attention.qk_norm,
                 "rope_theta": None if k.attention.rope is None else k.attention.rope.theta,
                 "intermediate": k.mlp.intermediate,
+                **_experts(k.mlp),
                 "norm_eps": k.norm_eps,
                 "residual_multiplier": k.residual_multiplier,
             }
@@ -221,6 +228,15 @@ def _semantics(spec: ModelSpec) -> dict[str, Any]:
         ],
         "kind_of_layer": list(of_layer),
     }
+
+
+def _experts(mlp: MlpSpec | MoeSpec) -> dict[str, Any]:
+    """What is said of a layer with routed experts only."""
+    if isinstance(mlp, MlpSpec):
+        return {}
+    shared = mlp.shared.intermediate if mlp.shared else 0
+    chosen = {"experts": mlp.router.experts, "experts_per_token": mlp.router.top_k}
+    return {**chosen, "shared_intermediate": shared}
 
 
 def _weight(
@@ -240,13 +256,20 @@ def _weight(
     if weight.format is not None:
         source = packed_source(matrices[weight.name])
         return {**common, "layout": weight.layout, "source": {"packed": source}}
-    rows, cols = (*weight.matrix, 1)[:2]
-    part = {"tensor": tensors[weight.name].name, "rows": rows, "cols": cols}
+    rows, cols = prod(weight.matrix[:-1]), weight.matrix[-1]
+    if len(weight.matrix) == 1:
+        rows, cols = cols, 1
+    tensor = tensors[weight.name]
+    part: dict[str, Any] = {"tensor": tensor.name, "rows": rows, "cols": cols}
+    if tensor.take is not None:
+        part["take"] = list(tensor.take)
+    stack = {"stack": weight.matrix[0]} if len(weight.matrix) == 3 else {}
     return {
         **common,
         "source": "checkpoint",
         "layout": weight.layout,
         "interleave": 0,
+        **stack,
         "parts": [part],
     }
 

@@ -77,9 +77,9 @@ def bound_weights(graph: Graph, layouts: dict[str, str]) -> tuple[BoundWeight, .
 
 def panel_shape(matrix: tuple[int, ...], dtype: str) -> tuple[int, ...]:
     """`[N, K]` in panels of 32 outputs: `[N/32, K/2, 32, 2]` for bfloat16, `[N/32, K, 32]` for
-    float32, K made even."""
-    n, k = matrix
-    panels, pairs = -(-n // PANEL), -(-k // 2)
+    float32, K made even. A stack `[E, N, K]`: the panels of each matrix, one after the other."""
+    n, k = matrix[-2:]
+    panels, pairs = prod(matrix[:-2]) * -(-n // PANEL), -(-k // 2)
     return (panels, pairs, PANEL, 2) if dtype == "bfloat16" else (panels, 2 * pairs, PANEL)
 
 

@@ -31,6 +31,12 @@ class Trait(Flag):
     STATE_WRITE = auto()
     STATE_READ = auto()
     SAMPLE = auto()
+    ROUTE = auto()
+    """each row chooses experts, or weighs those that it has chosen"""
+    EXPERTS = auto()
+    """a product of each row with the matrices of the experts that it has chosen"""
+    EXPERT_SUM = auto()
+    """the results of a row's experts become one row"""
 
     ROW_LOCAL = POINTWISE | ROW_REDUCE | ROW_MAP
     """everything that one row decides by itself"""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from kernelgen.core.dtypes import DType
+from kernelgen.core.errors import UnsupportedError
 from kernelgen.ir.graph import Block, Graph, Placement, Role
 from kernelgen.ir.op import Trait
 
@@ -30,6 +31,7 @@ def product_weights(graph: Graph) -> frozenset[str]:
 def with_formats(graph: Graph, formats: Mapping[str, DType]) -> Graph:
     """The graph whose weights (by full name) are stored in `formats`, others as they were.
 
+    `UnsupportedError` for one that is no matrix, such as a stack of experts.
     Layers that shared a block and now differ get blocks of their own, named `block_2`, …
     """
     blocks: list[Block] = []
@@ -51,6 +53,10 @@ def with_formats(graph: Graph, formats: Mapping[str, DType]) -> Graph:
 
 
 def _stored_as(block: Block, formats: Mapping[str, DType], version: int) -> Block:
+    for name, kind in formats.items():
+        shape = block.value[name].type.shape
+        if len(shape) != 2:
+            raise UnsupportedError(f"{name} {list(shape)} cannot be {kind}: only matrices are")
     values = tuple(
         replace(v, type=replace(v.type, dtype=formats[v.name]))
         if v.role is Role.WEIGHT and v.name in formats

@@ -4,6 +4,7 @@ from kernelgen.lower.attention import attention
 from kernelgen.lower.decoder import decoder_layer, lower_decoder
 from kernelgen.lower.linear import linear
 from kernelgen.lower.mlp import activation_expr, gated_mlp
+from kernelgen.lower.moe import mixture
 from kernelgen.lower.norm import rms_norm
 from kernelgen.lower.residual import add_residual
 from kernelgen.lower.scope import Numerics, Scope
@@ -18,5 +19,6 @@ __all__ = [
     "gated_mlp",
     "linear",
     "lower_decoder",
+    "mixture",
     "rms_norm",
 ]

@@ -9,26 +9,30 @@ from kernelgen.ir.expr import arg
 from kernelgen.ir.graph import Block, BlockBuilder, Graph, Placement
 from kernelgen.lower.attention import attention
 from kernelgen.lower.mlp import gated_mlp
+from kernelgen.lower.moe import mixture
 from kernelgen.lower.names import layer_names
 from kernelgen.lower.norm import rms_norm
 from kernelgen.lower.residual import add_residual
 from kernelgen.lower.scope import STREAM, Numerics, Scope, rope_tables
 from kernelgen.ops import Embed, Linear, Pointwise, Sample, SelectRows
-from kernelgen.spec.model import CacheSpec, LayerSpec, ModelSpec
+from kernelgen.spec.model import CacheSpec, LayerSpec, ModelSpec, MoeSpec
 
 LayerBody = Callable[[Scope, LayerSpec, str], str]
 """Builds one layer: scope, layer, stream in; stream out."""
 
 
 def decoder_layer(scope: Scope, layer: LayerSpec, x: str) -> str:
-    """Pre-norm attention and MLP, each added to the stream."""
+    """Pre-norm attention and MLP (or routed experts), each added to the stream."""
     multiplier = layer.residual_multiplier
     inner = rms_norm(scope, "attn_norm", x, layer.norm_eps)
     mixed = attention(scope, "attn", inner, layer.attention, layer.norm_eps)
     x = add_residual(scope, "attn.residual", x, mixed, multiplier=multiplier)
     inner = rms_norm(scope, "mlp_norm", x, layer.norm_eps)
-    fed = gated_mlp(scope, "mlp", inner, layer.mlp)
-    return add_residual(scope, "mlp.residual", x, fed, multiplier=multiplier)
+    if isinstance(layer.mlp, MoeSpec):
+        fed = mixture(scope, "mlp", inner, layer.mlp)
+    else:
+        fed = (gated_mlp(scope, "mlp", inner, layer.mlp),)
+    return add_residual(scope, "mlp.residual", x, *fed, multiplier=multiplier)
 
 
 def lower_decoder(spec: ModelSpec, activation: DType, *, layer: LayerBody = decoder_layer) -> Graph:

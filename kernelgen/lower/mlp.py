@@ -22,10 +22,19 @@ def activation_expr(activation: Activation, x: Expr) -> Expr:
     return x * 0.5 * (call("tanh", inner) + 1.0)
 
 
+def gated_expr(spec: MlpSpec) -> Expr:
+    """What becomes of gate (argument 0) and up (argument 1)."""
+    gate, up = arg(0), arg(1)
+    if spec.limit is not None:
+        gate = call("min", gate, spec.limit)
+        up = call("max", call("min", up, spec.limit), -spec.limit)
+    return activation_expr(spec.activation, gate) * up
+
+
 def gated_mlp(scope: Scope, name: str, x: str, spec: MlpSpec) -> str:
     """`down(act(gate(x)) · up(x))`, as wide as `x`; act and product are one rounding."""
     gate = linear(scope, f"{name}.gate", x, spec.intermediate, bias=spec.bias)
     up = linear(scope, f"{name}.up", x, spec.intermediate, bias=spec.bias)
-    expr = activation_expr(spec.activation, arg(0)) * arg(1)
-    inner = scope.apply(f"{name}.act", Pointwise(expr, scope.numerics.activation), gate, up)
+    act = Pointwise(gated_expr(spec), scope.numerics.activation)
+    inner = scope.apply(f"{name}.act", act, gate, up)
     return linear(scope, f"{name}.down", inner, scope.width(x), bias=spec.bias)

@@ -88,6 +88,11 @@ class Scope:
         type_ = Type((outputs, inputs), self.numerics.matrix)
         return self.builder.declare(name, type_, Role.WEIGHT)
 
+    def stack(self, name: str, experts: int, outputs: int, inputs: int) -> str:
+        """A weight `[experts, outputs, inputs]`: one matrix an expert."""
+        type_ = Type((experts, outputs, inputs), self.numerics.matrix)
+        return self.builder.declare(name, type_, Role.WEIGHT)
+
     def vector(self, name: str, width: int) -> str:
         """A weight `[width]`."""
         type_ = Type((width,), self.numerics.vector)

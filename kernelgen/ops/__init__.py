@@ -2,24 +2,34 @@
 
 from kernelgen.ops.attention import Attention
 from kernelgen.ops.cache_write import CacheWrite
+from kernelgen.ops.choose_experts import ChooseExperts
 from kernelgen.ops.embed import Embed
+from kernelgen.ops.expert_linear import ExpertLinear
 from kernelgen.ops.linear import Linear
+from kernelgen.ops.map_experts import MapExperts
 from kernelgen.ops.pointwise import Pointwise
 from kernelgen.ops.reduce import RowReduce
 from kernelgen.ops.rope import Rope
 from kernelgen.ops.sample import Sample
 from kernelgen.ops.select import SelectRows
+from kernelgen.ops.sum_experts import SumExperts
 from kernelgen.ops.view import View
+from kernelgen.ops.weigh_experts import WeighExperts
 
 __all__ = [
     "Attention",
     "CacheWrite",
+    "ChooseExperts",
     "Embed",
+    "ExpertLinear",
     "Linear",
+    "MapExperts",
     "Pointwise",
     "Rope",
     "RowReduce",
     "Sample",
     "SelectRows",
+    "SumExperts",
     "View",
+    "WeighExperts",
 ]

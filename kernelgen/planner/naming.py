@@ -9,7 +9,7 @@ from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
 from kernelgen.planner.family import Match
 
-_ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE
+_ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE | Trait.ROUTE | Trait.EXPERTS
 _LONGEST = 48
 
 

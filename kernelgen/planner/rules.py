@@ -17,10 +17,29 @@ class Rule:
     text: str
 
 
-_ANCHOR = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE
+_ANCHOR = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE | Trait.ROUTE | Trait.EXPERTS
 
 RULES = (
     Rule("horizontal", Trait.MATMUL, Trait.MATMUL, "projections of one input read it once"),
+    Rule(
+        "gate_and_up",
+        Trait.EXPERTS,
+        Trait.EXPERTS,
+        "both products of an expert read the row once",
+    ),
+    Rule("route", Trait.ROUTE, Trait.ROUTE, "a row's choice and its weights are made together"),
+    Rule(
+        "router_then_choose",
+        Trait.MATMUL,
+        Trait.ROUTE,
+        "the choice starts on logits still in cache",
+    ),
+    Rule(
+        "sum_experts",
+        Trait.EXPERTS,
+        Trait.EXPERT_SUM,
+        "a token's experts are added up where they are computed",
+    ),
     Rule(
         "insert_then_attend",
         Trait.STATE_WRITE,
@@ -54,7 +73,12 @@ RULES = (
         Trait.STATE_WRITE,
         "the anchor's result is stored in the cache as it is finished",
     ),
-    Rule("epilogue", _ANCHOR, Trait.ROW_LOCAL, "the anchor's result is finished in registers"),
+    Rule(
+        "epilogue",
+        _ANCHOR | Trait.EXPERT_SUM,
+        Trait.ROW_LOCAL,
+        "the anchor's result is finished in registers",
+    ),
     Rule(
         "row_chain",
         Trait.ROW_LOCAL | Trait.GATHER | Trait.SELECT,

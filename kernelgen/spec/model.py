@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kernelgen.core.dtypes import DType
+from kernelgen.spec.experts import RouterSpec
 from kernelgen.spec.rope import RopeSpec
 
 
@@ -45,6 +46,24 @@ class MlpSpec:
     intermediate: int
     activation: Activation
     bias: bool = False
+    limit: float | None = None
+    """before the activation, gate is at most this and up within ± this"""
+
+
+@dataclass(frozen=True)
+class MoeSpec:
+    """Routed experts, each a gated MLP without biases, and one that every token goes through."""
+
+    router: RouterSpec
+    expert: MlpSpec
+    shared: MlpSpec | None = None
+    shared_gate: bool = False
+    """the shared one is weighted by the sigmoid of a projection of the token"""
+
+    @property
+    def intermediate(self) -> int:
+        """Of one expert."""
+        return self.expert.intermediate
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class LayerSpec:
     """One decoder layer; equal layers are lowered, planned and compiled once."""
 
     attention: AttentionSpec
-    mlp: MlpSpec
+    mlp: MlpSpec | MoeSpec
     norm_eps: float
     residual_multiplier: float = 1.0
 

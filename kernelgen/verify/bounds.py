@@ -43,13 +43,18 @@ from kernelgen.ir.op import Op, Trait
 from kernelgen.ops import (
     Attention,
     CacheWrite,
+    ChooseExperts,
     Embed,
+    ExpertLinear,
     Linear,
+    MapExperts,
     Pointwise,
     Rope,
     RowReduce,
     SelectRows,
+    SumExperts,
     View,
+    WeighExperts,
 )
 from kernelgen.ops.step import DenseCache, StepView
 from kernelgen.verify.attention_bounds import attention_error, weights_rounded
@@ -65,6 +70,11 @@ from kernelgen.verify.bounded import (
     exact,
     rounded,
     summed,
+)
+from kernelgen.verify.expert_bounds import (
+    expert_product_error,
+    expert_sum_error,
+    weights_error,
 )
 
 
@@ -247,6 +257,11 @@ _RULES: Mapping[type[Op], Rule] = {
     Rope: _rope,
     CacheWrite: _write,
     Attention: attention_error,
+    ChooseExperts: _none,
+    MapExperts: _none,
+    WeighExperts: weights_error,
+    ExpertLinear: expert_product_error,
+    SumExperts: expert_sum_error,
 }
 
 

@@ -262,3 +262,4 @@ def _repair_externs(interpreter: Any) -> None:
         return call
 
     libdevice.exp, libdevice.tanh = spelled(np.exp), spelled(np.tanh)
+    libdevice.log1p = spelled(np.log1p)

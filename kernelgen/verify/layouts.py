@@ -34,7 +34,12 @@ def unpack_panel(packed: Tensor, n: int, k: int) -> Tensor:
 
 
 def laid_out(matrix: Tensor, layout: str) -> Tensor:
-    """A weight as its kernel is given it; an unknown layout is a KeyError."""
+    """A weight as its kernel is given it; an unknown layout is a KeyError. Of a stack every matrix
+    is laid out by itself."""
+    import torch
+
+    if matrix.ndim == 3 and layout != "rows":
+        return torch.cat([_LAYOUTS[layout](one) for one in matrix])
     return _LAYOUTS[layout](matrix)
 
 

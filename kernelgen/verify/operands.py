@@ -17,6 +17,7 @@ from kernelgen.ops.step import DenseCache
 from kernelgen.verify.arguments import Ids, Tables, block_tables, token_ids
 from kernelgen.verify.built import Built, BuiltKernel, Operand
 from kernelgen.verify.cache_pool import CachePlace, dense_cache, filled_pool
+from kernelgen.verify.chosen_experts import chosen_experts
 from kernelgen.verify.evaluate import table_tensor
 from kernelgen.verify.layouts import PagePart, laid_out
 from kernelgen.verify.packed import PACKERS, random_matrix
@@ -103,7 +104,11 @@ def random_operands(
     rng = np.random.default_rng(made.initial_seed())
     tables = block_tables(scenario, built.groups, rng)
     ids = token_ids(scenario, built.manifest["model"]["vocab"], rng)
-    inputs = {o.name: _activations(o, scenario, made) for o in kernel.operands if o.role == "input"}
+    inputs = {
+        o.name: _activations(kernel, o, scenario, made)
+        for o in kernel.operands
+        if o.role == "input"
+    }
     shape = (tables.pages, built.manifest["cache"]["page_bytes"])
     pool, cache = torch.zeros(shape, dtype=torch.uint8), None
     if place is not None:
@@ -145,12 +150,17 @@ def _weight(built: Built, operand: Operand, made: Generator) -> Tensor:
     return plain.to(kind)
 
 
-def _activations(operand: Operand, scenario: Scenario, made: Generator) -> Tensor:
-    """Normal numbers, rows of different size; a number a row (a statistic) is positive."""
+def _activations(
+    kernel: BuiltKernel, operand: Operand, scenario: Scenario, made: Generator
+) -> Tensor:
+    """Normal numbers, rows of different size; a number a row (a statistic) is positive. Whole
+    numbers are chosen experts."""
     import torch
 
     shape = operand.sizes(scenario.tokens, len(scenario.logit_tokens))
     kind = getattr(torch, dtype_named(operand.dtype).torch)
+    if kind == torch.int32:
+        return chosen_experts(kernel.block, operand.name, shape, made)
     if shape[-1] == 1:
         return torch.empty(shape).uniform_(0.2, 2.0, generator=made).to(kind)
     size = torch.tensor([0.25, 1.0, 4.0]).repeat(shape[0] // 3 + 1)[: shape[0]]

@@ -17,16 +17,19 @@ def load_parameters(folder: Path, rules: Sequence[TensorRule]) -> dict[str, Any]
     """
     from safetensors import SafetensorError, safe_open
 
-    wanted = {rule.name: rule for rule in rules}
+    wanted: dict[str, list[TensorRule]] = {}
+    for rule in rules:
+        wanted.setdefault(rule.name, []).append(rule)
     found: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in set(file.keys()) & set(wanted):
-                    found[wanted[name].parameter] = _checked(file, wanted[name], path)
+                    tensor = _checked(file, wanted[name][0], path)
+                    found |= {rule.parameter: rule.of(tensor) for rule in wanted[name]}
         except SafetensorError as error:
             raise UsageError(f"is damaged: {quote(str(error))}", where=str(path)) from error
-    missing = [rule.name for rule in rules if rule.parameter not in found]
+    missing = sorted({rule.name for rule in rules if rule.parameter not in found})
     if missing:
         shown = ", ".join(missing[:5])
         raise UsageError(f"{len(missing)} tensors are missing: {shown}", where=str(folder))

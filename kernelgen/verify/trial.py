@@ -78,7 +78,8 @@ class Trial:
             return steps[value.name]
         if value.name in self.weights.meant:
             return self.weights.meant[value.name]
-        return given.inputs[value.name].double()
+        found = given.inputs[value.name]
+        return found.double() if found.is_floating_point() else found.long()
 
     def run(self, given: Given, threads: int) -> Ran:
         """One run on guarded copies. ValueError and the like are the library's refusals."""

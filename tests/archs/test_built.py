@@ -113,6 +113,7 @@ def compare(built: Built, logits: list[np.ndarray]) -> None:
 
 
 @pytest.mark.row("R-043")
+@pytest.mark.row("R-044")
 def test_recorded_logits(built: Built) -> None:
     """Prompts up to 3 windows and 5 tokens long, then the recorded continuation."""
     compare(built, built.alone)

@@ -55,6 +55,7 @@ def worst(folder: Path, case: Case) -> float:
 
 
 @pytest.mark.row("R-043")
+@pytest.mark.row("R-044")
 @pytest.mark.parametrize(("folder", "variant"), TINY)
 def test_tiny(folder: Path, variant: str, tmp_path: Path) -> None:
     make(subject_of(folder).config, tmp_path, variant=variant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from conftest import Subject
 from seeded import seeded_weights
 
+from kernelgen.archs.weight_rules import WeightRules
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32
 from kernelgen.core.jsonio import dumps, loads
 from kernelgen.ir.codec import block_from_json, block_to_json
@@ -35,7 +37,7 @@ def evaluator(subject: Subject, requests: int = 1) -> tuple[Evaluator, dict[str,
         name: tensor.double()
         for name, tensor in seeded_weights({r.name: r.shape for r in rules}, seed=11).items()
     }
-    by_parameter = {r.parameter: weights[r.name] for r in rules}
+    by_parameter = {r.parameter: r.of(weights[r.name]) for r in rules}
     runner = Evaluator(
         graph, by_parameter, dtype=torch.float64, requests=requests, capacity=spec.max_positions
     )
@@ -78,8 +80,11 @@ def test_checkpoint_names_and_parameters_meet_one_to_one(subject: Subject) -> No
     graph = subject.architecture.lower(spec, BFLOAT16)
     rules = subject.architecture.checkpoint(spec, graph)
     wanted = {p.name: p.type.shape for p in parameters(graph)}
-    assert {r.parameter: r.shape for r in rules} == wanted
-    assert len({r.name for r in rules}) == len(rules) == len(wanted)
+    held = {r.name: torch.empty(r.shape, device="meta") for r in rules}
+    assert {r.parameter: tuple(r.of(held[r.name]).shape) for r in rules} == wanted
+    assert len({(r.name, r.take) for r in rules}) == len(rules) == len(wanted)
+    # Every element of a tensor is used, and none twice.
+    assert sum(t.numel() for t in held.values()) == sum(math.prod(s) for s in wanted.values())
     ignored = [re.compile(pattern) for pattern in subject.architecture.ignored(spec)]
     assert not [r.name for r in rules for pattern in ignored if pattern.fullmatch(r.name)]
 
@@ -92,11 +97,15 @@ def test_every_rule_is_used_by_some_config(subject: Subject) -> None:
     rules = subject.architecture.weights(spec)
     used = {
         parameter
-        for _, parameter in rules.pairs
+        for parameter in named(rules)
         for part in ("weight", "bias")
         if parameter.replace("{part}", part) in templates
     }
-    assert {p for _, p in rules.pairs} - used <= {"head.weight"}
+    assert set(named(rules)) - used <= {"head.weight"}
+
+
+def named(rules: WeightRules) -> list[str]:
+    return [p for _, p in rules.pairs] + [p for _, held in rules.packed for p in held]
 
 
 def test_numbers_equal_the_plain_model(subject: Subject) -> None:
@@ -139,8 +148,8 @@ def test_a_missing_layer_part_would_be_noticed(subject: Subject) -> None:
     ids = ids_of(12, subject.spec.vocab, seed=5)
     expected = runner.step(feed([Chunk(0, 0, ids)]))["logits"]
     for name, tensor in list(runner.parameters.items()):
-        runner.parameters[name] = tensor + 0.5  # type: ignore[index]
+        runner.parameters[name] = 1.5 * tensor + 0.5  # type: ignore[index]
         changed = runner.step(feed([Chunk(0, 0, ids)]))["logits"]
         runner.parameters[name] = tensor  # type: ignore[index]
-        # A bias of all keys shifts every score of a row alike; rotation and windows undo that.
+        # Shifted alone, a router or a bias of all keys would shift every score of a row alike.
         assert float((changed - expected).abs().max()) > 1e-7, name

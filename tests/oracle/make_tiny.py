@@ -6,7 +6,7 @@ CONFIG.json is an architecture's `tiny.json`. OUT_DIR gets config.json, generati
 model.safetensors and cases.npz: prompts of lengths 1, W−1, W, W+1, 3W+5 (W: the window, else 8),
 each prefilled at once and then continued greedily through the framework's cache, in float32.
 Checked before anything is written: continuing with the cache equals recomputing without it, and
-no greedy margin is below 0.005 (other seeds are for that).
+no greedy margin is below 0.005, nor any router's gap below 1e-4 (other seeds are for that).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from oracle_cases import Case, write_cases
+from router_gaps import SMALLEST_GAP, router_gaps, smallest
 from seeded import seeded_tensor
 from variants import VARIANTS
 
@@ -44,11 +45,14 @@ def make(
     window = full.get("sliding_window") or 8
     lengths = [1, window - 1, window, window + 1, 3 * window + 5]
     random = np.random.default_rng(seed)
-    cases = [
-        _case(model, random.integers(4, full["vocab_size"], n).tolist(), steps, full)
-        for n in dict.fromkeys(lengths)
-        if n > 0
-    ]
+    with router_gaps(model) as gaps:
+        cases = [
+            _case(model, random.integers(4, full["vocab_size"], n).tolist(), steps, full)
+            for n in dict.fromkeys(lengths)
+            if n > 0
+        ]
+    gap = smallest(gaps)
+    assert gap >= SMALLEST_GAP, f"a router chose by {gap}: take another seed"
     out.mkdir(parents=True, exist_ok=True)
     _write(out, full, model, getattr(torch, dtype))
     write_cases(out, cases)

@@ -64,6 +64,21 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         ),
         "yarn": Variant(3, {"rope_parameters": _YARN}, ("rope_theta", "rope_scaling")),
     },
+    "granitemoe_swa": {
+        "all": Variant(1),
+        "published": Variant(2, {}, ("layer_rope_theta",)),
+        "defaults": Variant(
+            3,
+            {"num_key_value_heads": None, "shared_intermediate_size": 0},
+            ("layer_rope_theta", "layer_types"),
+        ),
+        "no_shared": Variant(3, {"shared_intermediate_size": 0}),
+        "top_1": Variant(2, {"num_experts_per_tok": 1}),
+        "top_all": Variant(1, {"num_experts_per_tok": 8}),
+        "untied": Variant(1, {"tie_word_embeddings": False}),
+        "window_2": Variant(4, {"sliding_window": 2}),
+        "bias": Variant(2, {"attention_bias": True, "head_dim": 32, "attention_multiplier": 0.05}),
+    },
     "granite_swa": {
         "all": Variant(5),
         "published": Variant(

@@ -22,7 +22,12 @@ from kernelgen.codegen.weights import BoundWeight
 from kernelgen.planner.caches import CacheSchema
 from kernelgen.planner.plan import Launch, Operand, Plan
 
-_ELEMENTS = {"float32": "Element::f32", "bfloat16": "Element::bf16", "uint8": "Element::u8"}
+_ELEMENTS = {
+    "float32": "Element::f32",
+    "bfloat16": "Element::bf16",
+    "int32": "Element::i32",
+    "uint8": "Element::u8",
+}
 _BOUND = {"logits": "LOGITS", "sampled": "SAMPLED"}
 _STEP = {
     "token_ids": "TOKEN_IDS",

@@ -9,6 +9,7 @@ from typing import Any
 
 from kernelgen.codegen.artefact import KernelSource, OperandInfo
 from kernelgen.codegen.cpp.attention import attention_context
+from kernelgen.codegen.cpp.experts import experts_context, route_context
 from kernelgen.codegen.cpp.expressions import cpp_name, cpp_type
 from kernelgen.codegen.cpp.linear import linear_context
 from kernelgen.codegen.cpp.rows import rows_context
@@ -23,6 +24,9 @@ _CONTEXTS: Mapping[str, Callable[[Kernel, Mapping[str, str]], dict[str, Any]]] =
     "attention": attention_context,
     "rows": rows_context,
     "sample": sample_context,
+    "route": route_context,
+    "experts_pairs": experts_context,
+    "experts_sorted": experts_context,
 }
 _INFO_ROLES = {
     Role.STREAM: "input",

@@ -13,7 +13,7 @@ from kernelgen.codegen.cpp.expressions import cpp_expr, cpp_name, cpp_type
 from kernelgen.codegen.cpp.places import Place
 from kernelgen.ir.graph import Node, Role
 from kernelgen.ir.types import Type
-from kernelgen.ops import Embed, Pointwise, Rope, RowReduce, SelectRows
+from kernelgen.ops import Embed, Pointwise, Rope, RowReduce, SelectRows, SumExperts
 from kernelgen.planner.network import Region
 
 _ROWS = (Role.STREAM, Role.TEMP)
@@ -77,6 +77,8 @@ class RowProgram:
             self._embed(node, target)
         elif isinstance(op, SelectRows):
             self._select(node, target)
+        elif isinstance(op, SumExperts):
+            self._sum_experts(node, target)
         else:
             raise AssertionError(f"{op.kind} is not a row op")
 
@@ -170,6 +172,21 @@ class RowProgram:
         self.lines.append(
             f"for (int i = 0; i < {type_.row_width}; ++i) {where.store('i', '', f'{row}[i]')}"
         )
+
+    def _sum_experts(self, node: Node, target: Place | None) -> None:
+        """Products and sums one after the other, best expert first, as kg::experts_summed does."""
+        made, weights = node.inputs
+        type_, count = self.region.value(made).type, self.region.value(weights).type.row_width
+        source, weight = self.place(made), self.place(weights)
+        where, total = self._target(node.outputs[0], target), f"{cpp_name(node.outputs[0])}_sum"
+        terms = [
+            f"{weight.load(str(j), '')} * {source.load(f'{j * type_.row_width} + i', '0')}"
+            for j in range(count)
+        ]
+        self.lines.append(f"for (int i = 0; i < {type_.row_width}; ++i) {{")
+        self.lines.append(f"  float {total} = {terms[0]};")
+        self.lines += [f"  {total} += {term};" for term in terms[1:]]
+        self.lines += [f"  {where.store('i', '', total)}", "}"]
 
     def _select(self, node: Node, target: Place | None) -> None:
         """Another token's row: an address, unless the rows themselves are wanted."""

@@ -22,7 +22,12 @@ from kernelgen.planner.plan import Launch, Plan
 PREPARE = "prepare"
 """name of the launch that opens every step: ids, positions and rows of all token rows"""
 
-_ELEMENTS = {"float32": "Element::f32", "bfloat16": "Element::bf16", "uint8": "Element::u8"}
+_ELEMENTS = {
+    "float32": "Element::f32",
+    "bfloat16": "Element::bf16",
+    "int32": "Element::i32",
+    "uint8": "Element::u8",
+}
 _PAGE = 256
 
 

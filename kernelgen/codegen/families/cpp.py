@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from kernelgen.codegen.families.expert_roles import ExpertRoles, expert_roles, route_roles
 from kernelgen.codegen.families.roles import (
     AttentionRoles,
     LinearRoles,
@@ -17,6 +18,7 @@ from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.formats import WeightFormat
 from kernelgen.formats.device import padded_k
 from kernelgen.hw.device import Device
+from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.cost import region_bytes, region_flops, time_us
@@ -66,10 +68,42 @@ class CppFamily:
         )
 
 
+@dataclass(frozen=True)
+class ExpertPairsFamily(CppFamily):
+    """Pair by pair: the weights of an expert are read as often as it is chosen."""
+
+    def price(self, match: Match, sizes: Sizes, device: Device) -> Price:
+        """Memory for every pair, or arithmetic; one barrier."""
+        price = super().price(match, sizes, device)
+        again = sum(_read_again(match.region, node, sizes) for node in match.roles.anchors)
+        busy = time_us(price.bytes + again, price.flops, device, _math_dtype(match.region))
+        return replace(price, us=busy + device.boundary_us)
+
+
+@dataclass(frozen=True)
+class SortedExpertsFamily(CppFamily):
+    """All pairs of an expert together, once they are sorted."""
+
+    def price(self, match: Match, sizes: Sizes, device: Device) -> Price:
+        """What everything costs, a second barrier, and rows that are written once and read once."""
+        price = super().price(match, sizes, device)
+        rows = 2 * self.scratch_bytes(match.region, match.roles, sizes)
+        return replace(
+            price, us=price.us + device.boundary_us + time_us(rows, 0, device, "float32")
+        )
+
+
+def _read_again(region: Region, node: Node, sizes: Sizes) -> int:
+    """Bytes of weights that are read for pairs beyond the first of each expert."""
+    types = region.network.block.input_types(node)
+    each = types[1].size_bytes(sizes) // sizes.of(types[1].shape[0])
+    return max(0, types[2].elements(sizes) * each - node.op.read_bytes(1, types, sizes))
+
+
 def _math_dtype(region: Region) -> str:
     """What the inner products multiply: bfloat16 only where both sides are, or are made so."""
-    for node in region.with_trait(Trait.MATMUL):
-        types = [t.dtype for t in region.network.block.input_types(node)]
+    for node in region.with_trait(Trait.MATMUL | Trait.EXPERTS):
+        types = [t.dtype for t in region.network.block.input_types(node)[:2]]
         narrow = all(t == BFLOAT16 or isinstance(t, WeightFormat) for t in types)
         return "bfloat16" if narrow and types[0] == BFLOAT16 else "float32"
     return "float32"
@@ -116,7 +150,26 @@ def _sample_scratch(region: Region, roles: Any, sizes: Sizes) -> int:
     return sizes.capacity.rows * -(-logits.row_width // 2048) * 8
 
 
+def _expert_layouts(roles: ExpertRoles) -> dict[str, str]:
+    return {stack: "panel" for stack in roles.stacks}
+
+
+def _sorted_scratch(region: Region, roles: ExpertRoles, sizes: Sizes) -> int:
+    """Prepared rows of all pairs, then the pair of each (lib/experts.h)."""
+    k = region.value(roles.anchors[0].inputs[0]).type.row_width
+    pairs = region.value(roles.ids).type.elements(sizes.capacity)
+    lines = -(-4 * (k + k % 2) // 64) | 1
+    return pairs * lines * 64 + -(-4 * pairs // 64) * 64
+
+
 CPP_FAMILIES: Catalogue = (
+    CppFamily("route", lambda r, _: route_roles(r), _no_layouts, _no_scratch),
+    ExpertPairsFamily(
+        "experts_pairs", lambda r, _: expert_roles(r, sums=True), _expert_layouts, _no_scratch
+    ),
+    SortedExpertsFamily(
+        "experts_sorted", lambda r, _: expert_roles(r, sums=False), _expert_layouts, _sorted_scratch
+    ),
     CppFamily("linear", lambda r, _: linear_roles(r), _linear_layouts, _linear_scratch),
     CppFamily("attention", _attention, _no_layouts, _no_scratch),
     CppFamily("sample", _sample, _no_layouts, _sample_scratch),

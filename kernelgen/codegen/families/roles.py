@@ -9,7 +9,7 @@ from kernelgen.ir.op import Trait
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region, bits
 
-_ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE
+ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE | Trait.ROUTE | Trait.EXPERTS
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def linear_roles(region: Region) -> LinearRoles | Refusal | None:
     anchors = region.with_trait(Trait.MATMUL)
     if not anchors:
         return None
-    others = [n for n in region.with_trait(_ANCHORS) if n not in anchors]
+    others = [n for n in region.with_trait(ANCHORS) if n not in anchors]
     if others:
         return _two_anchors(region, anchors[0], others[0])
     x = anchors[0].inputs[0]
@@ -112,6 +112,10 @@ def _two_anchors(region: Region, product: Node, other: Node) -> Refusal:
         head = region.value(other.outputs[0]).type.row_width
         tiles = f"{product.name} finishes its {width} columns tile by tile"
         text = f"{other.name} reads whole heads of {head} columns, {tiles}"
+    elif other.op.has(Trait.EXPERTS):
+        text = f"{other.name} reads the matrices of chosen experts, {product.name} one for all rows"
+    elif other.op.has(Trait.ROUTE) and not _reaches(region, product, other):
+        text = f"{product.name} does not wait for {other.name}"
     else:
         columns = f"{width} columns of {product.name}"
         text = f"{other.name} chooses among all {columns}, which are finished tile by tile"
@@ -240,9 +244,9 @@ def row_roles(region: Region, *, side_by_side: bool = False) -> RowRoles | Refus
 
     `side_by_side` also takes ops that share no row, such as the rotations of queries and keys.
     """
-    if region.with_trait(_ANCHORS):
+    if region.with_trait(ANCHORS):
         return None
-    allowed = Trait.ROW_LOCAL | Trait.GATHER | Trait.SELECT | Trait.STATE_WRITE
+    allowed = Trait.ROW_LOCAL | Trait.GATHER | Trait.SELECT | Trait.STATE_WRITE | Trait.EXPERT_SUM
     for node in region.nodes:
         if not node.op.has(allowed):
             return Refusal(f"{node.op.kind} is not a row-wise op")
@@ -263,7 +267,7 @@ def attention_roles(region: Region, phase: str) -> AttentionRoles | Refusal | No
     anchors = region.with_trait(Trait.ATTENTION)
     if not anchors:
         return None
-    others = [n for n in region.with_trait(_ANCHORS) if n is not anchors[0]]
+    others = [n for n in region.with_trait(ANCHORS) if n is not anchors[0]]
     anchor = anchors[0]
     if others:
         return _two_anchors(region, others[0], anchor)

@@ -6,6 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
+from kernelgen.codegen.families.triton_experts import (
+    experts_roles,
+    quote_pairs,
+    quote_route,
+    quote_sorted,
+    route_roles_of,
+)
 from kernelgen.codegen.families.triton_family import Quoter, TritonFamily
 from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
@@ -53,6 +60,9 @@ def triton_families(tables: Tables, require_tuned: bool = False) -> Catalogue:
         family("packed", packed_roles, quote_product(PackedTile, packed)),
         family("attention_decode", decode_roles, quote_decode),
         family("attention_prefill", prefill_roles, quote_prefill),
+        family("route", route_roles_of, quote_route),
+        family("experts_pairs", experts_roles(True), quote_pairs),
+        family("experts_sorted", experts_roles(False), quote_sorted),
         family("sample", sample_roles, quote_sample),
         family("rows", rows_roles, quote_rows),
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kernelgen.codegen.cuda.launches import GpuKernel
 from kernelgen.codegen.triton.attention import decode_kernel, prefill_kernel
+from kernelgen.codegen.triton.experts import pairs_kernel, route_kernel, sorted_kernel
 from kernelgen.codegen.triton.gemm_tma import tma_kernel
 from kernelgen.codegen.triton.head import head_kernel
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, triton_kernel
@@ -17,8 +18,11 @@ Maker = Callable[[Kernel, Choice, StepLayout, tuple[str, ...]], GpuKernel]
 _MAKERS: Mapping[str, Maker] = {
     "attention_decode": decode_kernel,
     "attention_prefill": prefill_kernel,
+    "experts_pairs": pairs_kernel,
+    "experts_sorted": sorted_kernel,
     "gemm_tma": tma_kernel,
     "head_sample": head_kernel,
+    "route": route_kernel,
     "sample": sample_kernel,
 }
 

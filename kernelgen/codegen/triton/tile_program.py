@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from kernelgen.codegen.triton.expressions import rounded, triton_expr, triton_name
 from kernelgen.codegen.triton.frame import Frame, address, load_as_float
 from kernelgen.ir.graph import Node, Role
-from kernelgen.ops import Embed, Pointwise, Rope, RowReduce, SelectRows
+from kernelgen.ops import Embed, Pointwise, Rope, RowReduce, SelectRows, SumExperts
 from kernelgen.planner.network import Region
 
 _ROWS = (Role.STREAM, Role.TEMP)
@@ -106,7 +106,20 @@ class TileProgram:
             return rounded(self._rope(node, at), dtype)
         if isinstance(op, Embed):
             return rounded(self._embed(node, at), dtype)
+        if isinstance(op, SumExperts):
+            return self._sum_experts(node, at)
         raise AssertionError(f"{op.kind} is not a row op")
+
+    def _sum_experts(self, node: Node, at: Frame) -> str:
+        """Products one after the other, best expert first."""
+        made, weights = node.inputs
+        count = self.region.value(weights).type.row_width
+        terms = []
+        for j in range(count):
+            weight = self.frame.number.load(self.pointer(weights, replace(at, column=str(j))))
+            term = self._outside(made, replace(at, head=str(j)))
+            terms.append(f"{weight} * {term}")
+        return " + ".join(terms)
 
     def element(self, node: Node, at: Frame | None = None) -> str:
         """What a row reduction reduces, at each column."""

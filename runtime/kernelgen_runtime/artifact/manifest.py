@@ -32,11 +32,13 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Part:
-    """A checkpoint tensor seen as a matrix of `rows` x `cols`."""
+    """`rows` x `cols` of a checkpoint tensor: all of it, or `take` = (first, count, period)."""
 
     tensor: str
     rows: int
     cols: int
+    take: tuple[int, int, int] | None = None
+    """of each `period` rows `count` from `first` on"""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,8 @@ class Weight:
     interleave: int
     rope: Rope | None
     packed: Packed | None = None
+    stack: int = 1
+    """equal runs of rows, each of which is laid out by itself"""
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
@@ -330,7 +334,10 @@ def laid_out_shape(weight: Weight) -> tuple[int, ...]:
         return (weight.rope.positions, 2, len(weight.rope.inv_freq))
     rows, cols = weight.matrix_shape
     if weight.layout == "panel":
-        return panel_shape(rows, cols, weight.dtype)
+        panels, *rest = panel_shape(rows // weight.stack, cols, weight.dtype)
+        return (panels * weight.stack, *rest)
+    if len(weight.shape) == 3:
+        return (weight.stack, rows // weight.stack, cols)
     return (rows,) if cols == 1 and len(weight.shape) == 1 else (rows, cols)
 
 

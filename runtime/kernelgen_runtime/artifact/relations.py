@@ -12,6 +12,7 @@ from .manifest import (
     CacheGroup,
     Manifest,
     Model,
+    Part,
     RulesSchema,
     Weight,
     elements,
@@ -78,6 +79,14 @@ def expected_args_fields(args: ArgsSchema, groups: Iterable[CacheGroup]) -> list
     return [*fields, ArgsField("top_k", 0, (rows,), whole), ArgsField("seed", 0, (rows, 2), whole)]
 
 
+def tensor_rows(part: Part) -> int:
+    """Return the rows that the tensor behind a part must have."""
+    if part.take is None:
+        return part.rows
+    _, count, period = part.take
+    return part.rows // count * period
+
+
 def _check_args(manifest: Manifest, found: Fields) -> None:
     present = {field.name: field for field in manifest.args.fields}
     for wanted in expected_args_fields(manifest.args, manifest.cache.groups):
@@ -122,7 +131,7 @@ def _check_weights(manifest: Manifest, found: Fields) -> None:
             size = sizes.get(part.tensor)
             if size is None:
                 found.wrong("weights", f"{weight.name} needs {part.tensor}, not among tensors")
-            elif size != part.rows * part.cols:
+            elif size != tensor_rows(part) * part.cols:
                 found.wrong(
                     "weights",
                     f"{weight.name} takes {part.rows} x {part.cols} of {part.tensor}, "

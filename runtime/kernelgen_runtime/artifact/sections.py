@@ -46,13 +46,16 @@ def read_weight(fields: Fields) -> Weight:
     """Read one entry of `weights`."""
     name, dtype = fields.text("name"), fields.choice("dtype", WEIGHT_DTYPES)
     shape, rope = read_shape(fields, "shape"), None
-    layout, interleave = "rows", 0
+    layout, interleave, stack = "rows", 0, 1
     parts: tuple[Part, ...] = ()
     packed: Packed | None = None
     source = fields.values.get("source")
+    if source != "checkpoint" and "stack" in fields.values:
+        fields.wrong("stack", "is for plain weights of the checkpoint only")
     if source == "checkpoint":
         layout = fields.choice("layout", ("rows", "panel"))
         interleave = fields.integer("interleave", 0, 1 << 20)
+        stack = fields.integer("stack", 1, 1 << 16) if "stack" in fields.values else 1
         parts = tuple(_part(item) for item in fields.objects("parts", 4096))
         if not parts:
             fields.wrong("parts", "must name at least one checkpoint tensor")
@@ -66,14 +69,25 @@ def read_weight(fields: Fields) -> Weight:
         rope = _rope(fields.object("source").object("rope"))
         if dtype != "float32":
             fields.wrong("dtype", "a rope table is float32")
-    weight = Weight(name, dtype, shape, layout, parts, interleave, rope, packed)
+    weight = Weight(name, dtype, shape, layout, parts, interleave, rope, packed, stack)
     _check_layout(fields, weight)
     return weight
 
 
 def _part(fields: Fields) -> Part:
     rows, cols = fields.integer("rows", 1), fields.integer("cols", 1)
-    return Part(fields.text("tensor"), rows, cols)
+    return Part(fields.text("tensor"), rows, cols, _take(fields, rows))
+
+
+def _take(fields: Fields, rows: int) -> tuple[int, int, int] | None:
+    """The runs of rows that a part takes of its tensor; None for all of it."""
+    if "take" not in fields.values:
+        return None
+    match fields.integers("take", 3, INT32_MAX):
+        case (first, count, period) if count and first + count <= period and rows % count == 0:
+            return first, count, period
+    fields.wrong("take", f"must be first, count, period with whole runs that make {rows} rows")
+    return None
 
 
 _CODES = ("e2m1", "e4m3", *(f"int{bits}" for bits in range(2, 9)))
@@ -132,6 +146,10 @@ def _check_layout(fields: Fields, weight: Weight) -> None:
     if weight.rope is None and weight.packed is None:
         if len({part.cols for part in weight.parts}) > 1:
             fields.wrong("parts", "must all have the same cols")
+        if weight.stack > 1 and any(part.rows % weight.stack for part in weight.parts):
+            fields.wrong("stack", "must divide the rows of each part")
+        if weight.interleave and (weight.stack > 1 or any(part.take for part in weight.parts)):
+            fields.wrong("interleave", "must be 0 where parts are stacked or taken in runs")
         if weight.interleave and len({part.rows for part in weight.parts}) > 1:
             fields.wrong("parts", "must all have the same rows where interleave is used")
     expected = laid_out_shape(weight)

@@ -1,9 +1,10 @@
 """Owns what is read of a checkpoint for one weight, block by block, in order."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..artifact.manifest import Weight
+from ..artifact.manifest import Part, Weight
 
 BLOCK_BYTES = 8 << 20
 PANEL = 32
@@ -46,7 +47,23 @@ def blocks(weight: Weight, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
         return
     offset = 0
     for part in weight.parts:
-        for first in range(0, part.rows, step):
-            count = min(step, part.rows - first)
-            yield Block(offset + first, (Read(part.tensor, first, count, cols),))
+        for run in range(0, part.rows, length := _run_rows(weight, part)):
+            for first in range(run, run + length, step):
+                count = min(step, run + length - first)
+                read = Read(part.tensor, _tensor_row(part, first), count, cols)
+                yield Block(offset + first, (read,))
         offset += part.rows
+
+
+def _run_rows(weight: Weight, part: Part) -> int:
+    """Rows of a part that lie together both in their tensor and in the buffer."""
+    length = part.rows // weight.stack if weight.layout == "panel" else part.rows
+    return length if part.take is None else math.gcd(length, part.take[1])
+
+
+def _tensor_row(part: Part, row: int) -> int:
+    """Where a row of the part lies in its tensor."""
+    if part.take is None:
+        return row
+    first, count, period = part.take
+    return row // count * period + first + row % count

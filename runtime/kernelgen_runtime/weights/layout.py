@@ -42,7 +42,7 @@ def fill(
         if matrix is not None:
             matrix[block.row : block.row + len(rows)].copy_(rows)
         else:
-            _write_panels(_lanes(out), block.row, _pairs(rows, out.dtype))
+            _write_panels(_lanes(out), _padded(weight, block.row), _pairs(rows, out.dtype))
 
 
 def _rows(weight: Weight, block: Block, source: TensorSource, out: torch.Tensor) -> torch.Tensor:
@@ -68,6 +68,14 @@ def _pairs(block: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     if block.shape[1] % 2:
         block = pad(block, (0, 1))
     return block.view(torch.int32)
+
+
+def _padded(weight: Weight, row: int) -> int:
+    """The row once every matrix of a stack fills whole panels."""
+    if weight.stack == 1:
+        return row
+    rows = weight.matrix_shape[0] // weight.stack
+    return row // rows * (-(-rows // PANEL) * PANEL) + row % rows
 
 
 def _lanes(out: torch.Tensor) -> torch.Tensor:

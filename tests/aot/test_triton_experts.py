@@ -1,0 +1,126 @@
+"""Routed experts under Triton's interpreter: both ways, every scoring, ties, NaN, padding."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from test_moe import NAN, NO_STEP, SHAPES, Shape, block_of, end, operands, wrong
+
+from kernelgen.codegen.cuda.launches import Operand, Parameter, Pointer
+from kernelgen.codegen.families import catalogue
+from kernelgen.codegen.step_args import args_layout
+from kernelgen.codegen.triton.dispatch import gpu_kernel
+from kernelgen.codegen.triton.kernels import StepLayout
+from kernelgen.core.dtypes import FLOAT32
+from kernelgen.hw import parse_target
+from kernelgen.ir.graph import Block, Graph, Placement
+from kernelgen.ir.types import Dim
+from kernelgen.lower.scope import STREAM
+from kernelgen.planner.caches import cache_schema
+from kernelgen.planner.plan import SCRATCH, Plan
+from kernelgen.planner.planner import Planner
+from kernelgen.spec.model import CacheSpec
+from kernelgen.verify.bounds import evaluate_bounded
+from kernelgen.verify.interpreter import interpret
+
+PLANS = {"decode": 2, "mixed": 12}
+ELEMENTS = {"*fp32": torch.float32, "*i32": torch.int32, "*u8": torch.uint8}
+
+
+class Planned:
+    """A mixture's launches; see `test_moe.Built`."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.block: Block = block_of(shape, FLOAT32)
+        device = parse_target("sm_90")
+        schema = cache_schema(((0, CacheSpec(1, 2, None, FLOAT32)),))
+        self.layout = StepLayout(schema, args_layout(schema, 64, 64, 64))
+        graph = Graph("moe", (self.block, end()), (Placement(0, None), Placement(1, None)))
+        self.plans = {}
+        for phase, size in PLANS.items():  # sizes this small would all go pair by pair
+            left = [f for f in catalogue(device) if (f.name, phase) != ("experts_pairs", "mixed")]
+            self.plans[phase] = Planner(graph, device, device.target, left).plan(phase, size)
+
+    def run(self, plan: Plan, outside: dict[str, torch.Tensor]) -> torch.Tensor:
+        """The block's result; buffers have all rows of the plan, those behind the step's NaN."""
+        tokens = len(outside["x"])
+        args = torch.zeros(self.layout.args.words, dtype=torch.int32)
+        args[0], args[1] = tokens, tokens
+        held: dict[str, Any] = dict(outside)
+        padded = torch.full((plan.size, outside["x"].shape[1]), NAN)
+        padded[:tokens] = outside["x"]
+        held["x"] = padded
+        for launch in plan.launches[:-1]:
+            kernel = launch.kernel
+            scratch = torch.full((max(64, launch.price.scratch_bytes),), 0xFF, dtype=torch.uint8)
+            held |= {SCRATCH: scratch, "counters": torch.zeros(256, dtype=torch.int32)}
+            for name in kernel.signature:
+                if name not in held:
+                    type_ = self.block.value[name].type
+                    sizes = [plan.size if d is Dim.T else d for d in type_.shape]
+                    kind = getattr(torch, type_.dtype.torch)
+                    held[name] = torch.full(sizes, NAN if kind.is_floating_point else 1 << 30)
+                    held[name] = held[name].to(kind)
+            made = gpu_kernel(kernel, launch.price.choice, self.layout)
+
+            for launched in made.passes:
+                values = [_value(p, kernel.signature, held, args) for p in launched.parameters]
+                interpret(launched.unit, launched.grid(kernel.launch_sizes(plan.sizes)), values)
+        result = held[dict(self.block.results)[STREAM]]
+        assert bool(result[tokens:].isnan().all()), "rows behind the step's were written"
+        return result[:tokens]
+
+
+def _value(
+    one: Parameter, names: tuple[str, ...], held: dict[str, Any], args: torch.Tensor
+) -> torch.Tensor:
+    if isinstance(one, Operand):
+        found: torch.Tensor = held[names[one.index]]
+        return found
+    assert one is Pointer.ARGS, one
+    return args
+
+
+@cache
+def planned(name: str) -> Planned:
+    return Planned(SHAPES[name])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(("phase", "tokens"), [("decode", 2), ("decode", 1), ("mixed", 11)])
+def test_kernels_are_right(name: str, phase: str, tokens: int) -> None:
+    made, shape = planned(name), SHAPES[name]
+    given = operands(made, shape, tokens, seed=3)
+    assert wrong(made, given, made.run(made.plans[phase], given), shape) == 0
+
+
+def test_both_ways_are_planned() -> None:
+    kinds = {p: {k.match.family.name for k in planned("softmax").plans[p].kernels} for p in PLANS}
+    assert "experts_pairs" in kinds["decode"] and "route" in kinds["decode"]
+    assert "experts_sorted" in kinds["mixed"]
+
+
+@pytest.mark.parametrize("phase", PLANS)
+def test_equal_logits_and_a_token_that_is_no_number(phase: str) -> None:
+    made, shape = planned("softmax"), SHAPES["softmax"]
+    given = operands(made, shape, 2)
+    given["mlp.router.weight"].zero_()
+    exact = {n: t.double() for n, t in given.items()}
+    want = evaluate_bounded(made.block, exact, NO_STEP)
+    assert want["mlp.router.choose"].value.tolist() == [[0, 1, 2]] * 2
+    result = want[dict(made.block.results)[STREAM]]
+    found = made.run(made.plans[phase], given)
+    assert bool(((found.double() - result.value).abs() <= result.error).all())
+    given["x"][1, 0] = NAN
+    spoiled = made.run(made.plans[phase], given)
+    assert spoiled[1].isnan().all() and torch.equal(spoiled[0], found[0])
+
+
+@pytest.mark.parametrize("phase", PLANS)
+def test_no_tokens(phase: str) -> None:
+    made = planned("softmax")
+    given = operands(made, SHAPES["softmax"], 1)
+    assert len(made.run(made.plans[phase], given | {"x": given["x"][:0]})) == 0
