@@ -6,7 +6,7 @@ KERNELGEN_GPU_BUILD names the build (a small model: random weights are made for 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,11 @@ def left(size: int) -> Iterator[None]:
     """Take the GPU's memory but for `size` bytes."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
-    taken = torch.empty(max(0, free - size), dtype=torch.uint8, device="cuda")
+    taken = None
+    while taken is None:  # the driver hands out less than it calls free
+        with suppress(torch.OutOfMemoryError):
+            taken = torch.empty(max(0, free - size), dtype=torch.uint8, device="cuda")
+        free -= 2 << 20
     try:
         yield
     finally:

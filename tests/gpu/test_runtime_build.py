@@ -82,8 +82,7 @@ def run(llm: LLM, step: Step, before: Callable[[], None] = lambda: None) -> Take
         before()
         runner._api.synchronize()
     flight = llm.program.launch(step, logits=True)
-    ids = llm.program.wait(flight)
-    return Taken(ids, runner.logits(len(step.rows)).copy())
+    return Taken(llm.program.wait(flight).ids.tolist(), runner.logits(len(step.rows)).copy())
 
 
 @pytest.mark.parametrize("rows", SIZES)
@@ -140,7 +139,7 @@ def test_a_step_without_tokens_changes_nothing(llm: LLM) -> None:
         for replay in (runner._graphs.replay, lambda plan: False):
             runner.args().write_nothing(plan)
             with mock.patch.object(runner._graphs, "replay", replay):
-                assert runner.start(plan, 0)().tolist() == []
+                assert runner.start(plan, 0)().ids.tolist() == []
     runner._api.synchronize()
     for name, tensor in before.items():
         assert torch.equal(tensor.view(torch.uint8), runner._bound[name].view(torch.uint8)), name
