@@ -82,7 +82,7 @@ def run(llm: LLM, step: Step, before: Callable[[], None] = lambda: None) -> Take
         before()
         runner._api.synchronize()
     flight = llm.program.launch(step, logits=True)
-    return Taken(llm.program.wait(flight).ids.tolist(), runner.logits(len(step.rows)).copy())
+    return Taken(llm.program.wait(flight).tolist(), runner.logits(len(step.rows)).copy())
 
 
 @pytest.mark.parametrize("rows", SIZES)

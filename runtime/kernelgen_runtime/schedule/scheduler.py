@@ -49,7 +49,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request. Raises RequestError where the cache could never hold it."""
         groups, pages = self.cache.groups, self.cache.pool.pages - 1
-        most = peak_pages(groups, request.length_limit, self.limits.in_flight_tokens)
+        computed = max(1, request.length_limit - 1)  # nothing is asked after the last token
+        most = peak_pages(groups, computed, self.limits.in_flight_tokens)
         if most > pages:
             raise RequestError(
                 f"a request of up to {request.length_limit} tokens needs {most} pages, "
