@@ -207,7 +207,7 @@ def _compiled(build: _Build, device: Device) -> tuple[StepProgram, tuple[Compile
             build.model.graph, device, build.fusion, build.tables, build.require_tuned
         )
         refuse_untuned(plans, build.model.graph.name, device.target)
-        step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions)
+        step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions, device.refused_tiles)
         try:
             return step, compile_triton(
                 step.units(),

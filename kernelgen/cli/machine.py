@@ -28,7 +28,7 @@ _REQUIRED = ("torch", "apache-tvm-ffi", "numpy", "safetensors", "tokenizers", "j
 # What each extra of pyproject.toml brings, by the module that shows it is there.
 EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "gpu": {"triton": "triton", "nvidia-cutlass-dsl": "cutlass", "nvidia-cutlass": "cutlass"},
+        "gpu": {"triton": "triton"},
         "serve": {
             "llguidance": "llguidance",
             "prometheus-client": "prometheus_client",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from kernelgen.codegen.argument import argument
 from kernelgen.codegen.cuda.host import StepProgram
@@ -19,9 +19,15 @@ from kernelgen.planner.planner import MAX_ROWS
 
 
 def cuda_program(
-    plans: Sequence[Plan], sm: int, vocabulary: int, max_positions: int
+    plans: Sequence[Plan],
+    sm: int,
+    vocabulary: int,
+    max_positions: int,
+    refused: Set[str] = frozenset(),
 ) -> StepProgram:
-    """Render the kernels of all plans for one SM (90 for 9.0)."""
+    """Render the kernels of all plans for one SM (90 for 9.0). `refused`: tiles that kernels beside
+    the plans must not have either (`Device.refused_tiles`).
+    """
     graph = plans[0].graph
     cache = cache_schema(graph.caches)
     max_tokens = max(p.sizes.tokens for p in plans)
@@ -44,5 +50,5 @@ def cuda_program(
         args=args,
         vocabulary=vocabulary,
         rules=gpu_rules(vocabulary),
-        following=following_kernels(args, vocabulary),
+        following=following_kernels(args, vocabulary, refused),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
+from dataclasses import replace
 
 from kernelgen.codegen.cuda.launches import GpuKernel, GpuPass, Grid, Pointer
 from kernelgen.codegen.cuda.unit import Argument, TritonUnit
@@ -30,8 +31,9 @@ FOLLOWING = (REFINE, KEEP_MASKS, TELL)
 
 _PARTS = 16
 """blocks of a row: few enough that many rows run together, since each has its own"""
-_EDITED = 1024
-"""logits that a block edits at a time: 2048 spill"""
+_EDITED = (1024, 512, 256)
+"""logits that a block edits at a time: 2048 spill, with the assembler of Triton 3.7 1024 too (for
+sm_80)"""
 _POINTERS = {
     "token_ids": (Pointer.TOKEN_IDS, "*i32", "int32[T]"),
     "positions": (Pointer.POSITIONS, "*i32", "int32[T]"),
@@ -56,11 +58,17 @@ def gpu_rules(vocabulary: int) -> RulesLayout:
     return rules_layout(vocabulary, _tile(vocabulary).row_words(vocabulary))
 
 
-def following_kernels(args: ArgsLayout, vocabulary: int) -> dict[str, GpuKernel]:
-    """Every launch that may follow a step, by the name of its export."""
+def following_kernels(
+    args: ArgsLayout, vocabulary: int, refused: Set[str] = frozenset()
+) -> dict[str, GpuKernel]:
+    """Every launch that may follow a step, by the name of its export. `refused`: the device's
+    tiles that spilled or exceeded a limit (`Device.refused_tiles`).
+    """
     rules = gpu_rules(vocabulary)
     return {
-        REFINE: GpuKernel((_edit(args, rules, vocabulary), _choose(args, rules, vocabulary))),
+        REFINE: GpuKernel(
+            (_edit(args, rules, vocabulary, refused), _choose(args, rules, vocabulary))
+        ),
         KEEP_MASKS: GpuKernel((_masks(args, rules, vocabulary),)),
         TELL: GpuKernel((_logprobs(args, rules, vocabulary),)),
     }
@@ -78,8 +86,15 @@ def _words(args: ArgsLayout, rules: RulesLayout) -> list[tuple[str, int]]:
     return [*found, ("SLOT_WORDS", rules.words), ("HISTORY_SIZE", HISTORY)]
 
 
-def _edit(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+def _edit_text(columns: int) -> str:
+    return f"edited {columns}, warps {WARPS}"
+
+
+def _edit(args: ArgsLayout, rules: RulesLayout, vocabulary: int, refused: Set[str]) -> GpuPass:
     tile = _tile(vocabulary)
+    # Where all are refused, the last one is told: the build then ends with its fault.
+    legal = [columns for columns in _EDITED if _edit_text(columns) not in refused]
+    edited = legal[0] if legal else _EDITED[-1]
     constants = candidate_constants(vocabulary, tile, Maxima(), args)
     text = render(
         "triton/refine.py.j2",
@@ -87,13 +102,14 @@ def _edit(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
         header=["refine: edits the logits of rows with rules, and says which choices are marked"],
         parameters=_parameters(_EDIT),
         vocabulary=vocabulary,
-        columns=_EDITED,
+        columns=edited,
         share=tile.share(vocabulary),
         bad_words=MAX_BAD_WORDS,
         bad_word_size=MAX_BAD_WORD_TOKENS,
         **constants | {"words": _words(args, rules)},
     )
-    return _pass("refine", text, _EDIT, lambda s: (tile.blocks(vocabulary), s.capacity.rows, 1))
+    made = _pass("refine", text, _EDIT, lambda s: (tile.blocks(vocabulary), s.capacity.rows, 1))
+    return replace(made, unit=replace(made.unit, tile=_edit_text(edited)))
 
 
 _EDIT = ("token_ids", "positions", "logits", "rules", "counters", "args")
