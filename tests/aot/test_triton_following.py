@@ -338,3 +338,16 @@ def test_large_vocabularies_compile_without_spills(tmp_path: Path) -> None:
     with store.session():
         compiled = compile_triton(units, sms=(90,), store=store, jobs=2)
     assert len(compiled) == 4 and all(k.image.spill_bytes == 0 for k in compiled)
+
+
+def test_edits_that_spilled_are_made_narrower() -> None:
+    """As a build asks for it: each refused tile once more, until the narrowest is all there is."""
+    refused: set[str] = set()
+    tiles = []
+    for _ in range(4):
+        unit = following_kernels(layout(), 259, refused)["refine"].passes[0].unit
+        tiles.append(unit.tile)
+        assert f"COLUMNS = tl.constexpr({unit.tile.split()[1].rstrip(',')})" in unit.text
+        refused.add(unit.tile)
+    wide = [f"edited {columns}, warps 8" for columns in (1024, 512, 256, 256)]
+    assert tiles == wide
