@@ -16,6 +16,7 @@ from kernelgen.core.jsonio import to_json
 from kernelgen.tables import Tables
 from kernelgen.tables.fit import BOUNDARY, Correction, DeviceFit, Sample, Scatter, fit
 from kernelgen.tables.fit_file import fit_path, read_fit, tables_digest, write_fit
+from kernelgen.tables.lookup import Doubt
 
 
 def samples(
@@ -130,7 +131,7 @@ def test_stale_rows_are_in_no_fit_and_are_told(tmp_path: Path) -> None:
     tables = write(tmp_path, rows)
     assert not list(row_samples(plan.graph, H200, tables))
     judged = list(judged_rows(plan.graph, H200, tables))
-    assert judged and {why for _, why in judged} == {"stale"}
+    assert judged and {why for _, why in judged} == {Doubt(stale=True)}
 
 
 def test_the_digest_of_tables_changes_with_rows_only(tmp_path: Path) -> None:
