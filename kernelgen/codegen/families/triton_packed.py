@@ -22,6 +22,7 @@ from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
+_LEAST_WORDS = 16  # of 32 bits: codes at one place of each are a product of their own
 _DECODE_OPS = 8
 """instructions that make a number of a code and scale it; counted in the text of the kernel"""
 _WORD_OPS = 3
@@ -69,7 +70,10 @@ class PackedTile:
     def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
         """Limits of the block, and steps that no row fills."""
         found = list(self.footprint(problem).problems(device))
-        if self.depth > max(64, next_power_of_two(problem.k)):
+        least = _LEAST_WORDS * 32 // problem.weight_bits
+        if self.depth < least:
+            found.append(f"fewer than {_LEAST_WORDS} words of codes for a tensor core product")
+        if self.depth > max(64, least, next_power_of_two(problem.k)):
             found.append(f"a step is longer than the row of {problem.k}")
         return tuple(found)
 
