@@ -217,7 +217,7 @@ def _hint(interpreter: Any) -> Callable[..., Any]:
 
     def run(self: Any, text: str, constraints: str, values: Any, *unused: Any) -> Any:
         if not text.startswith("prefetch."):
-            raise NotImplementedError(f"the interpreter knows no assembly: {text}")
+            raise ValueError(f"the interpreter knows no assembly but prefetch: {text}")
         return Nothing(values[0].data)
 
     return run
