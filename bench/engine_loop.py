@@ -1,6 +1,7 @@
 """Owns what the engine itself costs a step: everything but the model, whose place a fake takes.
 
-    python bench/engine_loop.py [--running 64 256] [--prompt 512] [--tokens 256] [--window 128] [--gpu]
+    python bench/engine_loop.py [--running 64 256] [--prompt 512] [--tokens 256] [--window 128]
+        [--gpu]
 
 Prints one JSON line for each number of running requests: microseconds of processor time of one
 decode step (schedule, args, launch, settle), and scheduled tokens per second of processor time,

@@ -1,4 +1,4 @@
-"""Batch-invariant builds: what the planner refuses, and bits that no company changes, on the CPU."""
+"""Batch-invariant builds: what the planner refuses, and bits that no company changes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kernelgen_runtime import LLM
 from needle import hidden, needle_of
 
 from kernelgen.archs.registry import builtin_config
-from kernelgen.compile.isa import machine_isas
 from kernelgen.cli.model import resolve
 from kernelgen.cli.pipeline import all_plans, lowered, plan_model
 from kernelgen.codegen.cuda.program import cuda_program
+from kernelgen.compile.isa import machine_isas
 from kernelgen.hw import parse_target
 from kernelgen.planner.plan import Plan
 from tests.model_builds import build, kernelgen, small_config
