@@ -36,11 +36,14 @@ def build(
     isas: Sequence[str] = (),
     dtype: str = "float32",
     fusion: bool = True,
+    invariant: bool = False,
 ) -> Path:
     """A build folder with the libraries of `isas`, by default the one that this machine runs."""
     source = ModelSource(name, name, ConfigFile("config.json", config))
     sets = tuple(isas) or (this_isa(),)
-    made = build_model(source, ["cpu"], out, dtype=dtype, fusion=fusion, isas=sets)
+    made = build_model(
+        source, ["cpu"], out, dtype=dtype, fusion=fusion, isas=sets, invariant=invariant
+    )
     return Path(made.folder)
 
 

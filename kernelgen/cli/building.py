@@ -75,6 +75,7 @@ class _Build:
     progress: Progress | None
     tables: Tables
     require_tuned: bool
+    invariant: bool
     steps: list[Any] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
 
@@ -102,13 +103,14 @@ def build_model(
     tables: Tables | None = None,
     require_tuned: bool = False,
     online: Path | None = None,
+    invariant: bool = False,
 ) -> BuildResult:
     """Everything from config to wheel. The build folder appears under `out` in one rename.
 
     `isas` are the instruction sets that the CPU target is compiled for, best first. `tables`:
     without them those that ship. `require_tuned`: `CheckFailed`, before anything is compiled, where
     a GPU plan has a kernel that nobody has measured. `online`: a file that says which matrices are
-    quantised when they are loaded.
+    quantised when they are loaded. `invariant`: a token has the same bits in every batch.
     """
     started = time.perf_counter()
     folder = out / source.name
@@ -124,6 +126,7 @@ def build_model(
         progress,
         tables or Tables(tables_dir()),
         require_tuned,
+        invariant,
     )
     devices = [parse_target(target) for target in targets]
     with build.store.session():
@@ -173,7 +176,7 @@ def _target(build: _Build, device: Device) -> TargetBuild:
 def _cpu(build: _Build, device: Device) -> TargetBuild:
     """C++ kernels for every instruction set."""
     spec = build.model.spec
-    plans = all_plans(build.model.graph, device, build.fusion)
+    plans = all_plans(build.model.graph, device, build.fusion, invariant=build.invariant)
     program = cpp_program(plans, spec.vocab, spec.max_positions)
     units = [CppSource(path, text) for path, text in sorted(program.units.items())]
     compiled = compile_cpp(
@@ -204,7 +207,12 @@ def _compiled(build: _Build, device: Device) -> tuple[StepProgram, tuple[Compile
     spec = build.model.spec
     while True:
         plans = all_plans(
-            build.model.graph, device, build.fusion, build.tables, build.require_tuned
+            build.model.graph,
+            device,
+            build.fusion,
+            build.tables,
+            build.require_tuned,
+            build.invariant,
         )
         refuse_untuned(plans, build.model.graph.name, device.target)
         step = cuda_program(plans, device.sm, spec.vocab, spec.max_positions, device.refused_tiles)

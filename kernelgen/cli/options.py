@@ -38,6 +38,13 @@ RequireTuned = Annotated[
     bool,
     typer.Option("--require-tuned", help="Refuse a plan with a kernel that nobody has measured."),
 ]
+Invariant = Annotated[
+    bool,
+    typer.Option(
+        "--batch-invariant",
+        help="A token has the same bits whatever else is computed beside it; slower on GPUs.",
+    ),
+]
 TablesFolder = Annotated[
     Path | None, typer.Option("--tables", metavar="FOLDER", help="Folder of tables. [shipped]")
 ]

@@ -66,11 +66,12 @@ def plan_model(
     dtype: str = "bfloat16",
     tables: Tables | None = None,
     require_tuned: bool = False,
+    invariant: bool = False,
 ) -> Plan:
     """The plan of one phase at one size; imports neither torch nor triton.
 
     `tables`: without them those that ship. `require_tuned`: `CheckFailed` for a plan with a
-    kernel that nobody has measured.
+    kernel that nobody has measured. `invariant`: the plan of a batch-invariant build.
     """
     device = parse_target(target)
     model = lowered(source, dtype)
@@ -84,8 +85,8 @@ def plan_model(
     elif context > most:
         problems.add(f"context is {context}", allowed=f"1 to {most}")
     problems.raise_if_any()
-    families = catalogue(device, tables, require_tuned=require_tuned)
-    planner = Planner(graph, device, device.target, families, fusion, context)
+    families = catalogue(device, tables, require_tuned=require_tuned, invariant=invariant)
+    planner = Planner(graph, device, device.target, families, fusion, context, invariant=invariant)
     plan = planner.plan(phase, size)
     refuse_untuned([plan], source.name, device.target)
     return plan
@@ -97,9 +98,13 @@ def all_plans(
     fusion: bool,
     tables: Tables | None = None,
     require_tuned: bool = False,
+    invariant: bool = False,
 ) -> tuple[Plan, ...]:
-    """A plan for every size of the manifest's ladder, decode first."""
-    families = catalogue(device, tables, require_tuned=require_tuned)
-    planner = Planner(graph, device, device.target, families, fusion)
+    """A plan for every size of the manifest's ladder, decode first.
+
+    `invariant`: a row has the same bits in all of them.
+    """
+    families = catalogue(device, tables, require_tuned=require_tuned, invariant=invariant)
+    planner = Planner(graph, device, device.target, families, fusion, invariant=invariant)
     decode = tuple(planner.plan("decode", size) for size in DECODE_SIZES)
     return decode + tuple(planner.plan("mixed", size) for size in MIXED_SIZES)

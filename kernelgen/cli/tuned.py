@@ -36,6 +36,16 @@ def refuse_idle_demand(targets: Sequence[str], require_tuned: bool) -> None:
         )
 
 
+def refuse_tuned_invariant(require_tuned: bool, invariant: bool) -> None:
+    """`UsageError` for both: what is measured size by size is not used for one tile of all."""
+    if require_tuned and invariant:
+        raise UsageError(
+            "batch-invariant kernels have one tile for every size, which no table row measures",
+            where="--require-tuned",
+            hint="leave out one of --require-tuned and --batch-invariant",
+        )
+
+
 @contextmanager
 def warning_of(tables: Tables) -> Iterator[None]:
     """`warn` at the end of the body, before what it raises is told: that may be the reason."""

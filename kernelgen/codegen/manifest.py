@@ -303,6 +303,7 @@ def _target(
             )
         ],
         "counters": build.counters,
+        "batch_invariant": build.plans[0].varying is not None,
         "hashes": {
             "plans": digest_json([p.to_json() for p in build.plans]),
             "sources": {path: digest_json(text) for path, text in sorted(build.sources.items())},

@@ -88,6 +88,12 @@ class Family(Protocol):
     def backend(self) -> str:
         """`cpp` or `triton`"""
 
+    @property
+    def varies(self) -> str:
+        """Why the order in which its kernels add up depends on the size of a step, in words; empty
+        where it does not. Batch-invariant plans have none that varies.
+        """
+
     def match(self, region: Region, phase: str) -> Match | Refusal | None:
         """The region as one kernel; a reason why not; or None when it is not this family's kind.
 

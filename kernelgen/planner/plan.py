@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -115,6 +116,8 @@ class Plan:
     candidates: int
     floor_us: float
     floor_bytes: int
+    varying: Mapping[str, str] | None = None
+    """of a batch-invariant plan: the families that it must not have, and why; else None"""
 
     @cached_property
     def predicted_us(self) -> float:
@@ -156,6 +159,7 @@ class Plan:
             "floor_bytes": self.floor_bytes,
             "workspace_bytes": self.workspace_bytes,
             "candidates": self.candidates,
+            **({} if self.varying is None else {"varying": dict(self.varying)}),
         }
 
 

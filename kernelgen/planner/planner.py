@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kernelgen.hw.device import Device
@@ -21,6 +21,8 @@ from kernelgen.planner.search import BlockSearch, Cut, Solution
 DEFAULT_CONTEXT = 1024
 MAX_ROWS = 256
 """requests, and logit rows, of one step"""
+USUAL_ROWS = 64
+"""requests of the step that the one cut of batch-invariant plans is chosen for"""
 
 
 def plan_sizes(phase: str, size: int, context: int = DEFAULT_CONTEXT) -> Sizes:
@@ -44,14 +46,18 @@ class Planner:
     fusion: bool = True
     context: int = DEFAULT_CONTEXT
     names: KernelNames = field(default_factory=KernelNames)
+    invariant: bool = False
+    """whether plans of all sizes and both phases have one cut, of kernels that do not vary: a row
+    then has the same bits whatever else a step holds"""
     _searches: dict[tuple[int, str], BlockSearch] = field(default_factory=dict)
+    _cuts: dict[int, Solution] = field(default_factory=dict)
 
     def plan(self, phase: str, size: int) -> Plan:
         """The cheapest plan of a phase (`decode`: size requests, `mixed`: size tokens)."""
         sizes = plan_sizes(phase, size, self.context)
         used = sorted({p.block for p in self.graph.sequence})
         searches = {b: self.search(b, phase) for b in used}
-        solved = {b: searches[b].solve(self.block_sizes(b, sizes), self.device) for b in used}
+        solved = {b: self._solved(b, searches[b], sizes) for b in used}
         kernels = {b: self._kernels(solved[b]) for b in used}
         networks = {b: searches[b].network for b in used}
         schedule = Schedule(self.graph, networks, solved, kernels, sizes)
@@ -72,7 +78,22 @@ class Planner:
             candidates=sum(s.candidates + s.refused for s in solved.values()),
             floor_us=floor / (self.device.read_gb_s * 1e3),
             floor_bytes=floor,
+            varying=self._varying(),
         )
+
+    def _solved(self, block: int, search: BlockSearch, sizes: Sizes) -> Solution:
+        """The cheapest cut at these sizes, or the one that all sizes have."""
+        if not self.invariant:
+            return search.solve(self.block_sizes(block, sizes), self.device)
+        if block not in self._cuts:
+            usual = plan_sizes("decode", USUAL_ROWS, self.context)
+            self._cuts[block] = search.solve(self.block_sizes(block, usual), self.device)
+        return search.priced_again(self._cuts[block], self.block_sizes(block, sizes), self.device)
+
+    def _varying(self) -> Mapping[str, str] | None:
+        if not self.invariant:
+            return None
+        return {family.name: family.varies for family in self.catalogue if family.varies}
 
     def block_sizes(self, block: int, sizes: Sizes) -> Sizes:
         """The sizes that a block is priced at.
@@ -86,10 +107,12 @@ class Planner:
 
     def search(self, block: int, phase: str) -> BlockSearch:
         """All legal regions of a block in one phase, found once."""
+        if self.invariant:
+            phase = "mixed"  # its kernels take any rows; those of a decode step take that alone
         key = (block, phase)
         if key not in self._searches:
             self._searches[key] = BlockSearch(
-                self.graph.blocks[block], self.catalogue, phase, self.fusion
+                self.graph.blocks[block], self.catalogue, phase, self.fusion, self.invariant
             )
         return self._searches[key]
 

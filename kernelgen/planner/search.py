@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from kernelgen.core.errors import UnsupportedError
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Block
 from kernelgen.ir.types import Sizes
-from kernelgen.planner.family import Catalogue, Match, Price, Refusal
+from kernelgen.planner.family import Catalogue, Family, Match, Price, Refusal
 from kernelgen.planner.network import Network, Region, bits
 
 NOBODY = Refusal("no family of this target joins these ops in one kernel")
@@ -48,6 +48,8 @@ class BlockSearch:
     catalogue: Catalogue
     phase: str
     fusion: bool = True
+    invariant: bool = False
+    """whether kernels whose order of additions depends on the size of a step are refused"""
     network: Network = field(init=False)
     matches: dict[int, tuple[Match, ...]] = field(init=False)
     refused: dict[int, Refusal] = field(init=False)
@@ -90,9 +92,15 @@ class BlockSearch:
     def ask(self, mask: int) -> tuple[tuple[Match, ...], Refusal]:
         """Matches of all families, and the first refusal."""
         region = Region(self.network, mask)
-        answers = [family.match(region, self.phase) for family in self.catalogue]
+        answers = [self._answer(family, region) for family in self.catalogue]
         refusals = [a for a in answers if isinstance(a, Refusal)]
         return tuple(a for a in answers if isinstance(a, Match)), (refusals or [NOBODY])[0]
+
+    def _answer(self, family: Family, region: Region) -> Match | Refusal | None:
+        answer = family.match(region, self.phase)
+        if self.invariant and family.varies and isinstance(answer, Match):
+            return Refusal(f"{family.name}: {family.varies}")
+        return answer
 
     def match(self, mask: int) -> tuple[Match, ...]:
         """Families that take a region, also one that the search never came to."""
@@ -142,6 +150,18 @@ class BlockSearch:
         return Solution(
             self.network, _path(best, self.network.full), len(self.matches), len(self.refused)
         )
+
+    def priced_again(self, solution: Solution, sizes: Sizes, device: Device) -> Solution:
+        """The same cut at other sizes. `UnsupportedError` where a kernel is impossible there."""
+        cuts = []
+        for cut in solution.cuts:
+            price = cut.match.family.price(cut.match, sizes, device)
+            if isinstance(price, Refusal):
+                raise UnsupportedError(
+                    f"{cut.match.family.name}: {price.reason}", where=f"block {self.block.name}"
+                )
+            cuts.append(Cut(cut.match, price))
+        return replace(solution, cuts=tuple(cuts))
 
     def _raise_uncovered(self, priced: dict[int, Cut | Refusal]) -> NoReturn:
         covered = 0

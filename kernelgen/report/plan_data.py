@@ -71,6 +71,8 @@ class PlanView:
     workspace_bytes: int = 0
     candidates: int = 0
     coverage: Mapping[str, CoverageView] = field(default_factory=dict)
+    varying: Mapping[str, str] | None = None
+    """of a batch-invariant plan: the families that it must not have, and why"""
 
     @property
     def title(self) -> str:

@@ -28,7 +28,7 @@ def explain_text(plan: PlanView) -> str:
     """`plan_text`, then where each kernel's time comes from, then every neighbouring pair of ops:
     fused or not, by which rule, and why.
     """
-    lines = [plan_text(plan), "", *_times(plan), ""]
+    lines = [plan_text(plan), "", *_times(plan), "", *_invariance(plan)]
     for block, group in groupby(plan.fusions, key=lambda fusion: fusion.block):
         items = list(group)
         times = f" ({items[0].times} ×)" if items[0].times > 1 else ""
@@ -40,6 +40,16 @@ def explain_text(plan: PlanView) -> str:
             lines.append(f"  - {_pair(fusion)} {fusion.rule}: {fusion.reason}")
             lines.append(f"      would have {_gain(fusion)}")
     return "\n".join(lines)
+
+
+def _invariance(plan: PlanView) -> Iterator[str]:
+    """What a batch-invariant plan did without."""
+    if plan.varying is None:
+        return
+    yield "batch-invariant: every size and both phases have this cut, each kernel with one tile"
+    for family, reason in plan.varying.items():
+        yield f"  - {family}: {reason}"
+    yield ""
 
 
 def _times(plan: PlanView) -> Iterator[str]:
@@ -69,6 +79,8 @@ def _figures(plan: PlanView) -> Iterator[str]:
     if plan.workspace_bytes:
         parts.append(f"workspace {bytes_text(plan.workspace_bytes)}")
     yield "; ".join(parts)
+    if plan.varying is not None:
+        yield "batch-invariant: one cut and one tile for every size"
     if plan.coverage:
         told = [f"{v} {c.kernels} ({percent_text(c.share)})" for v, c in plan.coverage.items()]
         yield f"times by launches (share of time): {', '.join(told)}"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from .commands.sampling_options import add_sampling_options
 from .errors import KernelgenRuntimeError, shown
 
 INTERRUPTED = 5
@@ -118,13 +119,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         help="requests at once; default 1, of a batch 32 on the CPU and 256 on a GPU",
     )
     run.add_argument("--output", metavar="FILE", help="where the answers to --batch go, or went")
-    run.add_argument("--max-tokens", type=int, default=256, metavar="N", help="default 256")
-    run.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    run.add_argument("--top-k", type=int, metavar="K", help="0 is off")
-    run.add_argument("--top-p", type=float, metavar="P", help="1 is off")
-    run.add_argument("--seed", type=int, metavar="N", help="same seed, same text")
-    run.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before it")
-    run.add_argument("--ignore-eos", action="store_true", help="go on until --max-tokens")
+    add_sampling_options(run)
     run.add_argument("--json", action="store_true", help="print one JSON object")
     run.add_argument(
         "--bandwidth-seconds",

@@ -49,7 +49,7 @@ class LLM:
     choice made before. `kv_cache_memory_bytes` None gives every request `max_model_len` tokens of
     cache as far as memory goes: 1 GiB on the CPU (and one request in any case), on a GPU what
     `gpu_memory_utilization` of all its memory leaves. `logit_rows` is how many rows of logits
-    `logits` gets from one step (default: one a request). `graphs` False launches decode steps
+    there is room for (default: as many as a step may ask). `graphs` False launches decode steps
     kernel by kernel. `max_model_len` "auto" is the longest that the cache holds.
 
     `scheduling_policy` is "fcfs" or "priority". `async_scheduling` launches a step before the last
@@ -87,7 +87,7 @@ class LLM:
             device = choose(self.artifact.manifests, device)
         self.manifest = manifest = device.manifest
         self.device = open_device(device)
-        self.limits = limits = resolve_limits(
+        limits = resolve_limits(
             manifest,
             max_num_seqs,
             max_num_batched_tokens,
@@ -98,7 +98,10 @@ class LLM:
         )
         retention = resolve_retention(enable_prefix_caching, prefix_cache_retention_interval)
         plans = plans_in_use(manifest.plans, max_num_seqs, limits.max_num_batched_tokens)
-        rows = min(logit_rows or max_num_seqs, manifest.args.max_rows)
+        rows = min(logit_rows or manifest.args.max_rows, manifest.args.max_rows)
+        told = min(rows, max(plan.logit_rows for plan in plans.all))
+        limits = replace(limits, told_tokens=max(1, told // 2, told - max_num_seqs))
+        self.limits = limits
         demand = Demand(
             limits,
             plans,

@@ -62,10 +62,14 @@ def planned(
     mixed: Sequence[int],
     context: int,
     fusion: bool = True,
+    invariant: bool = False,
 ) -> Model:
     """Plans, program and manifest as `kernelgen build` makes them; nothing is compiled."""
     model, device = lowered(source, dtype), parse_target(target)
-    planner = Planner(model.graph, device, device.target, catalogue(device), fusion, context)
+    families = catalogue(device, invariant=invariant)
+    planner = Planner(
+        model.graph, device, device.target, families, fusion, context, invariant=invariant
+    )
     plans = [planner.plan("decode", n) for n in decode] + [planner.plan("mixed", n) for n in mixed]
     program = cuda_program(plans, device.sm, model.spec.vocab, model.spec.max_positions)
     made = TargetBuild(

@@ -12,6 +12,7 @@ from kernelgen.cli.options import (
     Activations,
     Dtype,
     Fusion,
+    Invariant,
     Json,
     Model,
     RequireTuned,
@@ -35,6 +36,7 @@ def build(
     fusion: Fusion = Switch.ON,
     dtype: Dtype = Activations.BFLOAT16,
     require_tuned: RequireTuned = False,
+    batch_invariant: Invariant = False,
     tables: TablesFolder = None,
     quantization_config: Annotated[
         Path | None,
@@ -48,7 +50,12 @@ def build(
     """Compile MODEL into one wheel and a readable build folder."""
     from kernelgen.cli.building import build_model
     from kernelgen.cli.model import resolve
-    from kernelgen.cli.tuned import open_tables, refuse_idle_demand, warning_of
+    from kernelgen.cli.tuned import (
+        open_tables,
+        refuse_idle_demand,
+        refuse_tuned_invariant,
+        warning_of,
+    )
     from kernelgen.hw import default_note
     from kernelgen.report.tuning_text import coverage_lines
 
@@ -57,6 +64,7 @@ def build(
         if note := default_note(text):
             console.say(note)
     refuse_idle_demand(targets, require_tuned)
+    refuse_tuned_invariant(require_tuned, batch_invariant)
     source, opened = resolve(model), open_tables(tables)
     with (
         warning_of(opened),
@@ -72,6 +80,7 @@ def build(
             progress=progress,
             tables=opened,
             require_tuned=require_tuned,
+            invariant=batch_invariant,
             online=quantization_config,
         )
     if json:

@@ -13,6 +13,7 @@ from kernelgen.cli.options import (
     Activations,
     Dtype,
     Fusion,
+    Invariant,
     Json,
     Model,
     RequireTuned,
@@ -49,6 +50,7 @@ def plan(
     fusion: Fusion = Switch.ON,
     dtype: Dtype = Activations.BFLOAT16,
     require_tuned: RequireTuned = False,
+    batch_invariant: Invariant = False,
     tables: TablesFolder = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every neighbouring pair: fused or not, and why.")
@@ -61,7 +63,12 @@ def plan(
     """Print the kernels of one step of MODEL, with cost and reasons."""
     from kernelgen.cli.model import resolve
     from kernelgen.cli.pipeline import plan_model
-    from kernelgen.cli.tuned import open_tables, refuse_idle_demand, warning_of
+    from kernelgen.cli.tuned import (
+        open_tables,
+        refuse_idle_demand,
+        refuse_tuned_invariant,
+        warning_of,
+    )
     from kernelgen.core.files import refuse_unwritable, write_atomic
     from kernelgen.hw import default_note
     from kernelgen.report import read_plan
@@ -70,6 +77,7 @@ def plan(
     if note := default_note(target):
         console.say(note)
     refuse_idle_demand([target], require_tuned)
+    refuse_tuned_invariant(require_tuned, batch_invariant)
     if html is not None:
         refuse_unwritable(html)
     opened = open_tables(tables)
@@ -84,6 +92,7 @@ def plan(
             dtype=dtype.value,
             tables=opened,
             require_tuned=require_tuned,
+            invariant=batch_invariant,
         ).to_json()
     if html is not None:
         from kernelgen.report.plan_html import plan_html

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
+from dataclasses import replace
 
 from kernelgen.codegen.argument import argument
 from kernelgen.codegen.cuda.host import StepProgram
@@ -16,6 +17,8 @@ from kernelgen.codegen.weights import bound_weights, demanded_layouts
 from kernelgen.planner.caches import cache_schema
 from kernelgen.planner.plan import Plan
 from kernelgen.planner.planner import MAX_ROWS
+
+NO_CONTRACTION = ("enable_fp_fusion", False)
 
 
 def cuda_program(
@@ -40,6 +43,10 @@ def cuda_program(
             if key not in kernels:
                 why = argument(launch.kernel, plan)
                 kernels[key] = gpu_kernel(launch.kernel, launch.price.choice, layout, why)
+    following = following_kernels(args, vocabulary, refused)
+    if plans[0].varying is not None:
+        kernels = {key: _uncontracted(kernel) for key, kernel in kernels.items()}
+        following = {name: _uncontracted(kernel) for name, kernel in following.items()}
     return StepProgram(
         sm=sm,
         plans=tuple(plans),
@@ -50,5 +57,16 @@ def cuda_program(
         args=args,
         vocabulary=vocabulary,
         rules=gpu_rules(vocabulary),
-        following=following_kernels(args, vocabulary, refused),
+        following=following,
     )
+
+
+def _uncontracted(kernel: GpuKernel) -> GpuKernel:
+    """The kernel without contraction of products and sums, which a compiler may choose differently
+    for copies of one loop: the text alone then says how a value is rounded.
+    """
+    passes = [
+        replace(one, unit=replace(one.unit, options=(*one.unit.options, NO_CONTRACTION)))
+        for one in kernel.passes
+    ]
+    return GpuKernel(tuple(passes))

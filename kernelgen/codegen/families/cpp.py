@@ -40,6 +40,8 @@ class CppFamily:
     layouts: Callable[[Any], dict[str, str]]
     scratch_bytes: Callable[[Region, Any, Sizes], int]
     backend: str = "cpp"
+    varies: str = ""
+    """never: each row is added up by itself, in steps that its own length decides"""
 
     def match(self, region: Region, phase: str) -> Match | Refusal | None:
         """The region as one kernel of this template."""

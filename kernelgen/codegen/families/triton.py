@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
@@ -14,6 +14,7 @@ from kernelgen.codegen.families.triton_experts import (
     route_roles_of,
 )
 from kernelgen.codegen.families.triton_family import Quoter, TritonFamily
+from kernelgen.codegen.families.triton_fixed import MOST, ONE, SOME, FixedFamily, gemm_of_any
 from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
@@ -31,7 +32,8 @@ from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
 from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
 from kernelgen.codegen.families.triton_sliced import SlicedTile, sliced
-from kernelgen.planner.family import Catalogue
+from kernelgen.ir.types import Sizes
+from kernelgen.planner.family import Catalogue, Family
 from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
 from kernelgen.tables import Tables
@@ -43,26 +45,62 @@ def _source(kernel: Kernel, choice: Mapping[str, int]) -> str:
     return source_digest(kernel, choice)
 
 
-def triton_families(tables: Tables, require_tuned: bool = False) -> Catalogue:
-    """All GPU families, answering from `tables` where they hold a measurement."""
+_ONE_ROW = "it takes one row: other sizes have another kernel, which adds up in another order"
+_FEW_ROWS = "it takes few rows: more have another kernel, which adds up in another order"
+_MANY_ROWS = "it takes many rows: fewer have another kernel, which adds up in another order"
+_PARTS = "how many parts a request's cache is read in follows from the batch"
+_PAIRS = "it takes few pairs: more are sorted by expert and added up in another order"
+_BY_SIZE = "its tile, and with it the order of additions, is chosen for each size"
 
-    def family(name: str, roles: Callable[[Region, str], Any], quote: Quoter) -> TritonFamily:
-        return TritonFamily(name, roles, quote, tables, _source, require_tuned=require_tuned)
+_Named = tuple[str, Callable[[Region, str], Any], Quoter, str]
 
-    return (
-        family("head_sample", head_sample_roles, quote_head),
-        family("gemv", product_roles, quote_product(GemvTile, gemv)),
-        family("sliced", product_roles, quote_product(SlicedTile, sliced)),
-        family("skinny", product_roles, quote_product(SkinnyTile, skinny)),
-        family("gemm", product_roles, quote_product(GemmTile, gemm)),
-        family("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma)),
-        family("gemv_packed", packed_roles, quote_product(PackedGemvTile, gemv_packed)),
-        family("packed", packed_roles, quote_product(PackedTile, packed)),
-        family("attention_decode", decode_roles, quote_decode),
-        family("attention_prefill", prefill_roles, quote_prefill),
-        family("route", route_roles_of, quote_route),
-        family("experts_pairs", experts_roles(True), quote_pairs),
-        family("experts_sorted", experts_roles(False), quote_sorted),
-        family("sample", sample_roles, quote_sample),
-        family("rows", rows_roles, quote_rows),
-    )
+
+def triton_families(
+    tables: Tables, require_tuned: bool = False, invariant: bool = False
+) -> Catalogue:
+    """All GPU families, answering from `tables` where they hold a measurement.
+
+    `invariant`: with those that have one tile for every size; the others say why they vary.
+    """
+    found: list[Family] = []
+    if invariant:
+        found += [
+            FixedFamily(name, roles, quote, tables, _source, reference=reference)
+            for name, roles, quote, reference in _FIXED
+        ]
+    taken = {family.name for family in found}
+    found += [
+        TritonFamily(name, roles, quote, tables, _source, require_tuned=require_tuned, varies=why)
+        for name, roles, quote, why in _FAMILIES
+        if name not in taken
+    ]
+    return tuple(found)
+
+
+_FAMILIES: Sequence[_Named] = (
+    ("head_sample", head_sample_roles, quote_head, _BY_SIZE),
+    ("gemv", product_roles, quote_product(GemvTile, gemv), _ONE_ROW),
+    ("sliced", product_roles, quote_product(SlicedTile, sliced), _FEW_ROWS),
+    ("skinny", product_roles, quote_product(SkinnyTile, skinny), _FEW_ROWS),
+    ("gemm", product_roles, quote_product(GemmTile, gemm), _MANY_ROWS),
+    ("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma), _MANY_ROWS),
+    ("gemv_packed", packed_roles, quote_product(PackedGemvTile, gemv_packed), _ONE_ROW),
+    ("packed", packed_roles, quote_product(PackedTile, packed), _BY_SIZE),
+    ("attention_decode", decode_roles, quote_decode, _PARTS),
+    ("attention_prefill", prefill_roles, quote_prefill, _BY_SIZE),
+    ("route", route_roles_of, quote_route, _BY_SIZE),
+    ("experts_pairs", experts_roles(True), quote_pairs, _PAIRS),
+    ("experts_sorted", experts_roles(False), quote_sorted, _BY_SIZE),
+    ("sample", sample_roles, quote_sample, _BY_SIZE),
+    ("rows", rows_roles, quote_rows, _BY_SIZE),
+)
+
+_FIXED: Sequence[tuple[str, Callable[[Region, str], Any], Quoter, Sizes]] = (
+    ("gemm", product_roles, quote_product(GemmTile, gemm_of_any), SOME),
+    ("packed", packed_roles, quote_product(PackedTile, packed), SOME),
+    ("attention_fixed", prefill_roles, quote_prefill, SOME),
+    ("route", route_roles_of, quote_route, ONE),
+    ("experts_sorted", experts_roles(False), quote_sorted, SOME),
+    ("sample", sample_roles, quote_sample, MOST),
+    ("rows", rows_roles, quote_rows, ONE),
+)

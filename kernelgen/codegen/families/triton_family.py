@@ -85,6 +85,8 @@ class TritonFamily:
     """digest of the code that is generated for a kernel with a tile"""
     backend: str = "triton"
     require_tuned: bool = False
+    varies: str = ""
+    """see `Family.varies`"""
 
     def match(self, region: Region, phase: str) -> Match | Refusal | None:
         """The region as one kernel of this template. Weights lie as rows."""

@@ -30,6 +30,8 @@ _LEAST_SIDE = 16  # rows of a tensor core product
 _MERGED_AT_ONCE = 8192  # elements of partial results that a block holds
 _PRECISE = ', input_precision="ieee"'
 """float32 caches are multiplied as float32, not rounded to tf32 on their way to tensor cores"""
+FIXED = "attention_fixed"
+"""the family whose steps of keys lie at the same places for every query"""
 _POSITION = {"positions": "position"}
 _FIELDS = ("counts", "row_slot", "row_query_start", "row_seq_len")
 
@@ -59,8 +61,11 @@ def decode_kernel(
 def prefill_kernel(
     kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
 ) -> GpuKernel:
-    """Attention of a mixed step. `why`: the planner's argument, for the header."""
+    """Attention of a mixed step, or of any step of a batch-invariant plan. `why`: the planner's
+    argument, for the header.
+    """
     tile, context = PrefillTile(**choice), prefill_context(kernel, layout.cache, layout.args)
+    context["fixed"] = kernel.match.family.name == FIXED
     queries = tile.rows // context["group"]
 
     def grid(sizes: Sizes) -> Grid:
@@ -83,8 +88,9 @@ def _unit(
     stages: int,
 ) -> TritonUnit:
     given = kernel_arguments(kernel)
+    template = "attention_prefill" if "query" in context else "attention_decode"
     text = render(
-        f"triton/{kernel.match.family.name}.py.j2",
+        f"triton/{template}.py.j2",
         name=kernel.name,
         header=header(kernel, why),
         parameters=[{"name": g.argument.name, "note": g.note} for g in given],

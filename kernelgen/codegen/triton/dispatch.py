@@ -17,6 +17,7 @@ Maker = Callable[[Kernel, Choice, StepLayout, tuple[str, ...]], GpuKernel]
 
 _MAKERS: Mapping[str, Maker] = {
     "attention_decode": decode_kernel,
+    "attention_fixed": prefill_kernel,
     "attention_prefill": prefill_kernel,
     "experts_pairs": pairs_kernel,
     "experts_sorted": sorted_kernel,

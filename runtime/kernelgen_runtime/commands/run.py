@@ -5,7 +5,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 from ..artifact.open import open_artifact
@@ -17,6 +17,7 @@ from ..llm import LLM
 from ..sample.params import SamplingParams
 from .batch import SEQS_ON_CPU, SEQS_ON_GPU, check_batch, run_batch
 from .figures import compared, figure_lines, figures
+from .sampling_options import sampling_of
 
 IMPORTS_DONE = time.perf_counter()
 
@@ -24,6 +25,7 @@ IMPORTS_DONE = time.perf_counter()
 def run(options: argparse.Namespace) -> int:
     """Answer `options.prompt`, chat or run a batch; return the exit code."""
     check_batch(options)
+    _check_told(options)
     artifact = open_artifact(options.artifact)
     choice = choose(artifact.manifests, options.device)
     llm = LLM(
@@ -45,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.batch is not None:
         return run_batch(llm, Path(options.batch), Path(options.output))
-    params = sampling_params(llm, options)
+    params = sampling_of(options, llm.defaults)
     if options.interactive:
         return chat(llm, params, options.raw)
     output = answer(llm, prompt_ids(llm, options), params, silent=options.json)
@@ -61,6 +63,7 @@ def run(options: argparse.Namespace) -> int:
             "token_ids": output.token_ids,
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
+            **_told(output),
         }
         print(json.dumps(shown_output | measured))
     else:
@@ -68,26 +71,28 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _check_told(options: argparse.Namespace) -> None:
+    """Raise RequestError for log-probabilities that would be printed nowhere."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if getattr(options, name) is not None and not options.json:
+            raise RequestError(f"--{name.replace('_', '-')}: is told with --json alone")
+
+
+def _told(output: Output) -> dict[str, object]:
+    """Return log-probabilities where they were asked."""
+    asked = {"logprobs": output.logprobs, "prompt_logprobs": output.prompt_logprobs}
+    return {
+        name: [one and asdict(one) for one in told]
+        for name, told in asked.items()
+        if told is not None
+    }
+
+
 def _default_seqs(options: argparse.Namespace, choice: Choice) -> int:
     """Return how many requests run beside each other where nobody says."""
     if options.batch is None:
         return 1
     return min(SEQS_ON_GPU if choice.gpu else SEQS_ON_CPU, choice.manifest.args.max_rows)
-
-
-def sampling_params(llm: LLM, options: argparse.Namespace) -> SamplingParams:
-    """Return the checkpoint's generation defaults with what the command line says instead."""
-    params = SamplingParams(
-        max_tokens=options.max_tokens,
-        temperature=llm.defaults.temperature,
-        top_k=llm.defaults.top_k,
-        top_p=llm.defaults.top_p,
-        seed=options.seed,
-        stop=tuple(options.stop),
-        ignore_eos=options.ignore_eos,
-    )
-    given = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
-    return replace(params, **{name: value for name, value in given.items() if value is not None})
 
 
 def prompt_ids(llm: LLM, options: argparse.Namespace) -> list[int]:

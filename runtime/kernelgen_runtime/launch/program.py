@@ -6,22 +6,28 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ..artifact.manifest import Plan
 from ..errors import LaunchError
 from ..memory.cache import CacheTables
 from ..schedule.request import NO_CHOICE
 from ..schedule.step import Step
 from .plans import PlanTable
 from .runner import Logits, Runner, Waiter
-from .told import note_details, tell_prompts
+from .told import PromptRows, note_details, prompt_rows
+
+NOTHING_TOLD = PromptRows()
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A step that was launched; `asking` are its rows whose next id is asked, in order."""
+    """A step that was launched; `asking` are its rows whose next id is asked, in order. Its answer
+    begins with what it says of the prompt tokens `told`.
+    """
 
     step: Step
     asking: npt.NDArray[np.intp]
     wait: Waiter
+    told: PromptRows = NOTHING_TOLD
 
 
 class Program:
@@ -44,29 +50,53 @@ class Program:
         args = self._runner.args()
         args.write(step, plan, self._tables)
         asking, ends = step.samples.nonzero()[0], step.counts.cumsum()
-        if len(prompts := args.prompt_rows(len(step.requests))):
-            tell_prompts(self._runner, step, plan, prompts.tolist(), self._tables)
+        tokens, rows, details, told = (
+            ends[asking] - 1,
+            asking,
+            args.details_of(asking),
+            NOTHING_TOLD,
+        )
+        if len(of := args.prompt_rows(len(step.requests))):
+            told = self._tell_first(step, plan, prompt_rows(step, of.tolist()), len(asking))
+            tokens = np.concatenate([np.array(told.rows, np.int64), tokens])
+            rows = np.concatenate([np.full(len(told), -1), rows])
+            details = told.details(len(asking), details)
             args = self._runner.args()
             args.write(step, plan, self._tables)
-        args.ask(ends[asking] - 1, asking, read=logits, details=args.details_of(asking))
+        args.ask(tokens, rows, read=logits, details=details)
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
-        return Flight(step, asking, self._runner.start(plan, len(asking)))
+        return Flight(step, asking, self._runner.start(plan, len(tokens)), told)
+
+    def _tell_first(self, step: Step, plan: Plan, told: PromptRows, asking: int) -> PromptRows:
+        """Run `step` without choosing for prompt tokens that have no room in its answer beside
+        `asking` rows; return those that have.
+
+        It writes the same keys and values to the same places each time.
+        """
+        capacity = min(self._runner.logit_rows, plan.logit_rows)
+        while len(told) + asking > capacity:
+            piece, told = told.cut(capacity)
+            args = self._runner.args()
+            args.write(step, plan, self._tables)
+            args.ask(piece.rows, -1, details=piece.details(0, None))
+            piece.note(self._runner.start(plan, len(piece))())
+        return told
 
     def wait(self, flight: Flight) -> npt.NDArray[np.int64]:
         """Wait for a step and return the id chosen for each row, -1 where none was asked.
 
         `NO_CHOICE` is passed on. Raises LaunchError where a library gives no id of the vocabulary.
         """
-        answer = flight.wait()
+        answer = flight.told.note(flight.wait())
         ids = answer.ids
         if answer.tells:
-            rows = flight.step.rows
-            note_details([rows[i].request for i in flight.asking], answer, self._vocab)
-        strange = ids[(ids != NO_CHOICE) & ((ids < 0) | (ids >= self._vocab))]
-        if len(strange):
-            raise LaunchError(
-                f"step {flight.step.number}: sampled {strange[0]}, ids are 0 to {self._vocab - 1}"
-            )
+            requests = flight.step.requests
+            note_details([requests[i] for i in flight.asking], answer, self._vocab)
+        if len(ids) and ids.view(np.uint32).max() >= self._vocab:  # below zero, too
+            for strange in ids[(ids != NO_CHOICE) & ((ids < 0) | (ids >= self._vocab))]:
+                raise LaunchError(
+                    f"step {flight.step.number}: sampled {strange}, ids are 0 to {self._vocab - 1}"
+                )
         chosen = np.full(len(flight.step.requests), -1)
         chosen[flight.asking] = ids
         return chosen

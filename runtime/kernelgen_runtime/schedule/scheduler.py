@@ -123,7 +123,6 @@ class Scheduler:
 
     def _share(self, todo: Counts, budget: int) -> Counts:
         """Return what each row gets: all it can use, as far as those before it left some."""
-        todo = np.minimum(todo, self.limits.most_of_one)
         before = todo.cumsum() - todo
         shares: Counts = np.minimum(todo, np.maximum(0, budget - before))
         return shares
@@ -185,7 +184,7 @@ class Scheduler:
             self.waiting.pop()
             self._note_first(request, hit)
             tenants.enter(request, self.waiting.rank(request), hit)
-            share = min(len(request.tokens) - hit.tokens, budget, self.limits.most_of_one)
+            share = min(len(request.tokens) - hit.tokens, budget, tenants.most_of(request))
             grown = cache.grow(request.slot, hit.tokens + share)
             assert grown, "there is room for more than the first share"
             entered.append(request)

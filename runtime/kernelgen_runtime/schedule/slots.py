@@ -14,16 +14,18 @@ class SlotCounts:
     There is no prefill and no decode: a request is `known` tokens long (ids that are still in
     flight included), of which `scheduled` were handed to steps. `arrived` of them are on the host,
     `newest` is the last of these. `limit` is the longest it may get. `tenancy` changes when a slot
-    is left: rows of an older tenancy are stale.
+    is left: rows of an older tenancy are stale. `most` is what one step may compute of it.
     """
 
     def __init__(self, slots: int) -> None:
         self.known, self.scheduled, self.arrived, self.newest, self.limit, self.tenancy = (
             np.zeros(slots, np.int64) for _ in range(6)
         )
+        self.most = np.zeros(slots, np.int64)
 
-    def enter(self, slot: int, request: Request, computed: int) -> None:
+    def enter(self, slot: int, request: Request, computed: int, most: int) -> None:
         """Count a request, of which `computed` tokens are there already, from now on."""
+        self.most[slot] = most
         self.known[slot] = self.arrived[slot] = len(request.tokens)
         self.scheduled[slot] = computed
         self.newest[slot] = request.tokens[-1]
@@ -35,10 +37,11 @@ class SlotCounts:
         return int(self.known[slot] - self.arrived[slot])
 
     def todo(self, slots: Counts) -> Counts:
-        """Return the tokens to compute next.
+        """Return the tokens to compute in the next step.
 
         The last token that a request may have is never computed, so a request whose last id is in
         flight has nothing to do.
         """
         known = self.known[slots]
-        return np.where(known < self.limit[slots], known - self.scheduled[slots], 0)
+        todo = np.where(known < self.limit[slots], known - self.scheduled[slots], 0)
+        return np.minimum(todo, self.most[slots])

@@ -32,7 +32,7 @@ class Tenants:
         # One page more for each group: a neighbour that grows must not evict a newcomer.
         self._spare = len(cache.groups)
         self._in_flight = limits.in_flight_tokens
-        self._most_of_one = limits.most_of_one
+        self._limits = limits
 
     def enter(self, request: Request, rank: Rank, hit: Hit) -> None:
         """Give a slot to `request`, which goes on from `hit`."""
@@ -41,8 +41,13 @@ class Tenants:
         insort(self._ranks, rank)
         self.running.insert(self._ranks.index(rank), request)
         self._cache.open(request.slot, request.chain, hit)
-        self.counts.enter(request.slot, request, hit.tokens)
+        self.counts.enter(request.slot, request, hit.tokens, self.most_of(request))
         self._note_slots()
+
+    def most_of(self, request: Request) -> int:
+        """Return how many tokens of `request` one step may compute."""
+        limits = self._limits
+        return limits.most_of_told if request.needs_all_rows else limits.most_of_one
 
     def leave(self, request: Request, last_step: int | None, forget: bool) -> None:
         """Take slot and pages from `request`; see `CacheTables.free`."""
@@ -78,7 +83,7 @@ class Tenants:
             return False
         page = hit.tokens // PAGE_TOKENS + PAGES_WORTH_WAITING - 1
         wanted = request.chain.digest(page)
-        soon = self.counts.scheduled + self._most_of_one
+        soon = self.counts.scheduled + self._limits.most_of_one
         return wanted is not None and any(
             other.chain is not None
             and other.chain.digest(page) == wanted
