@@ -580,4 +580,4 @@ def test_figures_name_the_device_and_the_steps_without_graph() -> None:
     assert found["decode_steps"] == 8 and found["decode_steps_without_graph"] == 0
     assert found["decode_ms_per_step"] > 0 and found["threads"] is None
     lines = figure_lines(compared(found, llm.device.read_bandwidth(0.1)))
-    assert "ms a step, cuda:0 (NVIDIA H200)" in lines[2] and lines[3].endswith("4000.0 measured")
+    assert "ms a step, cuda:0 (NVIDIA H200)" in lines[3] and lines[4].endswith("4000.0 measured")

@@ -2,7 +2,9 @@
 
 from typing import Any
 
+from ..clock import peak_host_bytes
 from ..device.cuda import CudaDevice
+from ..errors import amount
 from ..generation import Output
 from ..llm import LLM
 
@@ -20,7 +22,16 @@ def figures(llm: LLM, output: Output, process_start: float, imports_done: float)
         "device": llm.device.label,
         "target": llm.manifest.target,
         "threads": None if isinstance(llm.device, CudaDevice) else llm.threads,
+        "load_bytes": llm.weights.bytes,
         "load_seconds": llm.weights.seconds,
+        "load_gb_per_second": llm.weights.bytes / llm.weights.seconds / 1e9,
+        "graphs": llm.graphs,
+        "start_seconds": {
+            "artifact": llm.laps.begun - imports_done,
+            **llm.laps.seconds,
+            "first_token": times.first_token - times.scheduled,
+        },
+        "peak_host_bytes": peak_host_bytes(),
         "first_token_seconds_from_process_start": times.first_token - process_start,
         "first_token_seconds_from_imports_done": times.first_token - imports_done,
         "prefill_seconds": prefill_seconds,
@@ -51,6 +62,9 @@ def figure_lines(measured: Figures) -> list[str]:
     lines = [
         "first token {first_token_seconds_from_process_start:.2f} s after process start, "
         "{first_token_seconds_from_imports_done:.2f} s after imports",
+        f"loaded {amount(measured['load_bytes'])} in {{load_seconds:.2f}} s, "
+        "{load_gb_per_second:.1f} GB/s; host memory at most "
+        f"{amount(measured['peak_host_bytes'])}",
         "prefill {prompt_tokens} tokens, {prefill_tokens_per_second:.1f} tokens/s",
     ]
     if measured["decode_steps"]:
