@@ -4,7 +4,6 @@ from typing import Any
 
 from ..clock import peak_host_bytes
 from ..device.cuda import CudaDevice
-from ..errors import amount
 from ..generation import Output
 from ..llm import LLM
 
@@ -62,9 +61,6 @@ def figure_lines(measured: Figures) -> list[str]:
     lines = [
         "first token {first_token_seconds_from_process_start:.2f} s after process start, "
         "{first_token_seconds_from_imports_done:.2f} s after imports",
-        f"loaded {amount(measured['load_bytes'])} in {{load_seconds:.2f}} s, "
-        "{load_gb_per_second:.1f} GB/s; host memory at most "
-        f"{amount(measured['peak_host_bytes'])}",
         "prefill {prompt_tokens} tokens, {prefill_tokens_per_second:.1f} tokens/s",
     ]
     if measured["decode_steps"]:
