@@ -9,7 +9,8 @@ from math import prod
 from typing import Any
 
 from kernelgen.core.errors import ProblemList, UsageError, quote
-from kernelgen.pack.slice_parts import Box, Range, packed_slices, plain_slices
+from kernelgen.pack.slice_law import Described, Place, described, shared
+from kernelgen.pack.slice_parts import Box, packed_slices, plain_slices
 
 MOST_RANKS = 1024
 
@@ -82,16 +83,21 @@ def slice_map(manifest: Mapping[str, Any], tp: int = 1, ep: int = 1) -> tuple[Ra
 
 def _ranks(manifest: Mapping[str, Any], tp: int, ep: int) -> tuple[Rank, ...]:
     shapes = {t["name"]: tuple(t["shape"]) for t in manifest["tensors"]}
-    weights = [w for w in manifest["targets"][0]["weights"] if "rope" not in _source(w)]
-    if tp > 1 and not any("cut" in w for w in weights):
+    entries = {w["name"]: described(w) for w in manifest["targets"][0]["weights"]}
+    weights = {name: what for name, what in entries.items() if what is not None}
+    if tp > 1 and not any(what.cut for what in weights.values()):
         raise UsageError("the build does not say how weights are cut", hint="build it again")
-    if ep > 1 and not any(w.get("stack", 1) > 1 for w in weights):
+    if ep > 1 and not any(what.stack > 1 for what in weights.values()):
         raise UsageError("this model has no stack of experts to deal out", where="--ep")
     ranks = []
     for expert, tensor in product(range(ep), range(tp)):
         wrong: dict[str, str] = {}
-        place = Place(tensor, tp, expert, ep)
-        found = [_weight(w, shapes, place, wrong) for w in weights]
+        found = []
+        for name, what in weights.items():
+            try:
+                found.append(_of_rank(name, what, shapes, Place(tensor, tp, expert, ep)))
+            except ValueError as error:
+                wrong[starred(name)] = str(error)
         ranks.append(Rank(tensor, expert, tuple(found)))
         problems = ProblemList(str(manifest.get("name", "manifest")))
         for name, problem in wrong.items():
@@ -100,85 +106,20 @@ def _ranks(manifest: Mapping[str, Any], tp: int, ep: int) -> tuple[Rank, ...]:
     return tuple(ranks)
 
 
-@dataclass(frozen=True)
-class Place:
-    """A rank: number `tensor` of `tp`, number `expert` of `ep`."""
-
-    tensor: int
-    tp: int
-    expert: int
-    ep: int
-
-
-def cut_range(
-    size: int, unit: int, groups: int, ranks: int, rank: int, repeats: bool = False
-) -> Range:
-    """Elements of an axis of `size` that a rank has; empty where there is none for it.
-
-    The units lie in `groups` of equal length. Ranks get consecutive groups, the first ones one
-    more where they must. More ranks than groups share each group, by the same rule; one of a
-    single unit they all hold if it `repeats`.
-    """
-    units = -(-size // unit)
-    each = -(-units // groups)
-    if ranks <= groups:
-        start, stop = (each * -(-groups * r // ranks) for r in (rank, rank + 1))
-    elif ranks % groups:
-        return 0, 0
-    else:
-        sharing = ranks // groups
-        group, number = divmod(rank, sharing)
-        ends = [-(-each * r // sharing) for r in (number, number + 1)]
-        ends = [0, 1] if each == 1 and repeats else ends
-        start, stop = (group * each + end for end in ends)
-    return min(start * unit, size), min(stop * unit, size)
-
-
-def _source(weight: Mapping[str, Any]) -> Mapping[str, Any]:
-    source = weight["source"]
-    return source if isinstance(source, dict) else {}
-
-
-def _weight(
-    weight: Mapping[str, Any],
-    shapes: Mapping[str, tuple[int, ...]],
-    place: Place,
-    wrong: dict[str, str],
+def _of_rank(
+    name: str, what: Described, shapes: Mapping[str, tuple[int, ...]], place: Place
 ) -> RankWeight:
-    """What a rank has of one weight; `wrong` gets what such weights cannot do, by name."""
-    name = starred(weight["name"])
-    packed, stack = _source(weight).get("packed"), int(weight.get("stack", 1))
-    parts: Sequence[Mapping[str, Any]] = weight.get("parts", ())
-    if packed is not None:
-        n, k = packed["rows"], packed["cols"]
+    """What a rank has of one weight. ValueError where it cannot have its share."""
+    experts, rows, columns = shared(what, place)
+    if what.packed is not None:
+        found = packed_slices(what.packed, shapes, rows, columns)
     else:
-        n, k = sum(part["rows"] for part in parts) // stack, parts[0]["cols"]
-    rows, columns, kind = (0, n), (0, k), "whole"
-    if "cut" in weight:
-        cut = weight["cut"]
-        kind, along = cut["kind"], k if cut["kind"] == "row" else n
-        law = (cut["unit"], cut["groups"], place.tp, place.tensor, cut["repeats"])
-        found = cut_range(along, *law)
-        if found[0] == found[1]:
-            units = f"{cut['groups']} groups of {-(-along // cut['unit']) // cut['groups']}"
-            wrong[name] = (
-                f"{units} times {cut['unit']} elements cannot be shared by {place.tp} ranks"
-            )
-        rows, columns = (rows, found) if kind == "row" else (found, columns)
-    experts = cut_range(stack, 1, stack, place.ep, place.expert) if stack > 1 else (0, 1)
-    if experts[0] == experts[1]:
-        wrong[name] = f"{stack} experts cannot be dealt to {place.ep} ranks"
-    try:
-        if packed is not None:
-            slices = tuple(Slice(*found) for found in packed_slices(packed, shapes, rows, columns))
-        else:
-            box = (experts, rows, columns)
-            slices = tuple(Slice(*found) for found in plain_slices(parts, shapes, stack, n, box))
-    except ValueError as error:
-        wrong[name], slices = str(error), ()
-    is_vector = packed is None and len(shapes.get(parts[0]["tensor"], ())) == 1
+        found = plain_slices(what.parts, shapes, what.stack, what.n, (experts, rows, columns))
+    is_vector = bool(what.parts) and len(shapes[what.parts[0]["tensor"]]) == 1
     matrix = (rows,) if is_vector else (rows, columns)
-    return RankWeight(weight["name"], kind, (experts, *matrix) if stack > 1 else matrix, slices)
+    box = (experts, *matrix) if what.stack > 1 else matrix
+    kind = "whole" if what.cut is None else str(what.cut["kind"])
+    return RankWeight(name, kind, box, tuple(Slice(*piece) for piece in found))
 
 
 def kinds_of_weights(ranks: Sequence[Rank]) -> Iterator[tuple[str, list[RankWeight]]]:

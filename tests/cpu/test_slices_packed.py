@@ -17,7 +17,8 @@ from kernelgen.formats.packing import PACKINGS
 from kernelgen.formats.reference import dequantise
 from kernelgen.formats.stored import stored_matrix
 from kernelgen.formats.unpack import unpack
-from kernelgen.pack.slices import cut_range, slice_map
+from kernelgen.pack.slice_law import cut_range
+from kernelgen.pack.slices import slice_map
 
 N, K = 256, 384
 SCHEMES = [
@@ -126,3 +127,48 @@ def test_ranks_get_runs_that_follow_one_another(
             counts = [-(-(b - a) // (unit * each)) for a, b in found]
             assert max(counts) - min(counts) <= 1
             assert list(accumulate(counts))[-1] == groups
+
+
+E, ROWS, COLS = 4, 6, 8
+CUT = {"kind": "column", "unit": 1, "groups": ROWS, "repeats": False}
+STACK = np.arange(E * 2 * ROWS * COLS).reshape(E, 2 * ROWS, COLS)  # gate above up
+
+
+def stack_of(how: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """`up` of four experts: in one tensor, the same quantised when it is loaded, or in four."""
+    take = {"take": [ROWS, ROWS, 2 * ROWS]}
+    if how == "each":
+        tensors = {f"experts.{e}.w13": STACK[e] for e in range(E)}
+    else:
+        tensors = {"gate_up": STACK}
+    parts = [{"tensor": t, "rows": E * ROWS // len(tensors), "cols": COLS} | take for t in tensors]
+    entry: dict[str, Any] = {"name": "up", "source": "checkpoint", "stack": E, "parts": parts}
+    if how == "online":
+        packed = {"packing": None, "rows": ROWS, "cols": COLS, "stack": E, **take}
+        packed["tensors"] = {"weight": "gate_up"}
+        entry = {"name": "up", "source": {"packed": packed}}
+    shapes = [{"name": name, "shape": list(t.shape)} for name, t in tensors.items()]
+    about = {"name": "toy", "tensors": shapes, "targets": [{"weights": [entry | {"cut": CUT}]}]}
+    return about, tensors
+
+
+@pytest.mark.row("R-160")
+@pytest.mark.parametrize("how", ["one", "online", "each"])
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (1, 2), (1, 3), (2, 4)])
+def test_experts_are_dealt_and_cut(how: str, tp: int, ep: int) -> None:
+    about, tensors = stack_of(how)
+    count = np.zeros((E, ROWS, COLS), int)
+    for rank in slice_map(about, tp, ep):
+        (weight,) = rank.weights
+        mine = tuple(slice(*r) for r in weight.box)
+        count[mine] += 1
+        out = np.full(weight.shape, -1)
+        for piece in weight.slices:
+            assert tensors[piece.tensor].shape == piece.view
+            found = tensors[piece.tensor][tuple(slice(*r) for r in piece.box)]
+            out[piece.at[0] : piece.at[0] + (len(found) if found.ndim == 3 else 1)] = found
+        assert np.array_equal(out, STACK[:, ROWS:][mine])
+        assert len(weight.slices) == (len(out) if how == "each" else 1)
+    assert (count == 1).all()
+    with pytest.raises(UsageError, match="4 experts cannot be dealt to 5 ranks"):
+        slice_map(about, tp, 5)
