@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kernelgen.bench.grid import Grid, markdown_lines
 from kernelgen.bench.report import CaseReport, Report, Setup, StepKernels, share
-from kernelgen.bench.start import StartFigures
+from kernelgen.bench.start import StartClocks, StartFigures
 from kernelgen.report.figures import bytes_text, percent_text
 
 MOST_PROMPT_KERNELS = 12
@@ -178,13 +178,28 @@ def engine_grid(report: Report) -> Grid:
 
 def start_grid(start: StartFigures) -> Grid:
     """The clocks of a start, smallest of the rounds."""
+    kinds = (start.one, start.all)
+
+    def row(what: str, text: Callable[[StartClocks], str]) -> tuple[str, ...]:
+        return (what, *map(text, kinds))
+
     rows = [
-        ("process start → first token", f"{start.process_to_first_token_s.low:.2f}"),
-        ("imports done → first token", f"{start.imports_to_first_token_s.low:.2f}"),
+        row("process start → first token, s", lambda c: f"{c.process_to_first_token_s.low:.2f}"),
+        row("imports done → first token, s", lambda c: f"{c.imports_to_first_token_s.low:.2f}"),
+        row("loading the weights, s", lambda c: f"{c.load_s.low:.2f}"),
+        row("GB/s", lambda c: f"{start.load_bytes / c.load_s.low / 1e9:.1f}"),
     ]
-    if start.graphs_s is not None:
-        rows.append((f"capturing the graphs of {start.graphs} sizes", f"{start.graphs_s:.2f}"))
-    return Grid(f"Start, {start.prompt} tokens in, files in the page cache", ("", "s"), tuple(rows))
+    if start.all.graphs:
+        rows.append(row("capturing graphs, s", lambda c: f"{c.graphs_s.low:.2f}"))
+        rows.append(row("graphs", lambda c: str(c.graphs)))
+    ran = ", ".join(start.processes) or "no program"
+    title = (
+        f"Start, {start.prompt} tokens in, files in the page cache; host memory at most "
+        f"{bytes_text(start.peak_host_bytes)}; ran {ran}, Triton "
+        f"{'was' if start.triton_imported else 'not'} imported"
+    )
+    columns = ("", "one request", f"{start.all.requests} requests at once")
+    return Grid(title, columns, tuple(rows))
 
 
 def markdown(report: Report) -> str:

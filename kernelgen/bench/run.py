@@ -17,11 +17,9 @@ from kernelgen.bench.peers import ADAPTERS, measure_engine
 from kernelgen.bench.play import measure, play
 from kernelgen.bench.records import profile
 from kernelgen.bench.report import CaseReport, Report, StepKernels
-from kernelgen.bench.start import StartFigures, graph_seconds, measure_start
+from kernelgen.bench.start import StartFigures, measure_start
 
 PROFILED_TOKENS = 16
-START_LENGTH = 64
-"""tokens of a sequence where only the graphs of a start matter"""
 
 Launches = tuple[MeasuredLaunch, ...]
 
@@ -165,12 +163,11 @@ def _start(opened: Opened, options: Options, say: Say) -> StartFigures:
     say("starts, in processes of their own")
     case, where = options.cases[0], ["--device", opened.place]
     threads = [] if options.threads is None or opened.gpu else ["--threads", str(options.threads)]
-    process, imports = measure_start(
-        options.build, [*where, *threads], options.weights, case, opened.built.vocab
+    return measure_start(
+        options.build,
+        [*where, *threads],
+        options.weights,
+        case,
+        opened.built.vocab,
+        opened.built.decode_sizes,
     )
-    if not opened.gpu:
-        return StartFigures(case.prompt, process, imports, 0, None)
-    sizes = opened.built.decode_sizes
-    say(f"graphs of {len(sizes)} decode sizes")
-    added = graph_seconds(lambda graphs: opened.ready(max(sizes), START_LENGTH, graphs)[0])
-    return StartFigures(case.prompt, process, imports, len(sizes), added)

@@ -1,10 +1,8 @@
-"""Owns the clocks of a start: fresh processes to their first token, and what graphs add."""
+"""Owns the clocks of a start: fresh processes to their first token, and what they did till then."""
 
 from __future__ import annotations
 
-import gc
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,54 +12,99 @@ from kernelgen.bench.children import python_child
 from kernelgen.bench.series import Series
 
 ROUNDS = 3
+ROUNDS_FOR_ALL = 2
+"""starts that capture the graphs of all decode sizes"""
+
+
+@dataclass(frozen=True)
+class StartClocks:
+    """Seconds of starts of one kind, a new process each, files in the page cache; the smallest of
+    each counts. `parts`: how the best of them, from the end of its imports, spent its time.
+    """
+
+    requests: int
+    graphs: int
+    process_to_first_token_s: Series
+    imports_to_first_token_s: Series
+    load_s: Series
+    graphs_s: Series
+    parts: Mapping[str, float]
+
+    @classmethod
+    def of(cls, requests: int, told: Sequence[Mapping[str, Any]]) -> StartClocks:
+        """From what each process told; at least one."""
+        process, imports = (
+            f"first_token_seconds_from_{clock}" for clock in ("process_start", "imports_done")
+        )
+        best = min(told, key=lambda figures: float(figures[imports]))
+        parts = [figures["start_seconds"] for figures in told]
+        return cls(
+            requests,
+            graphs=int(best["graphs"]),
+            process_to_first_token_s=Series.of([figures[process] for figures in told]),
+            imports_to_first_token_s=Series.of([figures[imports] for figures in told]),
+            load_s=Series.of([figures["load_seconds"] for figures in told]),
+            graphs_s=Series.of([part.get("graphs", 0.0) for part in parts]),
+            parts={name: round(float(s), 4) for name, s in best["start_seconds"].items()},
+        )
 
 
 @dataclass(frozen=True)
 class StartFigures:
-    """Seconds. Each process is a new one for one request; the smallest of the rounds counts, files
-    in the page cache. `graphs_s`: what capturing the graphs of `graphs` decode sizes adds to
-    getting ready; None on a device without graphs.
+    """Starts for one request, and for as many as the largest decode plan holds.
+
+    `load_gb_s`: bytes of the bound weights over the best time to load them. `peak_host_bytes`:
+    most memory of a process, shared libraries included. `processes`: programs that any start
+    ran; `triton_imported`: whether any imported Triton. Neither has a reason to happen.
     """
 
     prompt: int
-    process_to_first_token_s: Series
-    imports_to_first_token_s: Series
-    graphs: int
-    graphs_s: float | None
+    one: StartClocks
+    all: StartClocks
+    load_bytes: int
+    load_gb_s: float
+    peak_host_bytes: int
+    processes: tuple[str, ...]
+    triton_imported: bool
 
 
 def measure_start(
-    build: Path, options: Sequence[str], weights: str, case: Case, vocab: int
-) -> tuple[Series, Series]:
-    """From process start, and from the end of its imports, to the first token.
+    build: Path,
+    options: Sequence[str],
+    weights: str,
+    case: Case,
+    vocab: int,
+    sizes: Sequence[int],
+) -> StartFigures:
+    """Starts processes with the case's prompt; `sizes` are the build's decode sizes.
 
     `options`: further ones of the runtime's `run`.
     """
     ids = ",".join(map(str, prompts(Case(1, case.prompt, case.tokens), vocab)[0]))
     command = [
-        *("-m", "kernelgen_runtime", "run", str(build), "--weights", weights, *options),
+        *("-m", "kernelgen.bench.started", "run", str(build), "--weights", weights, *options),
         *("--prompt-ids", ids, "--max-tokens", "2", "--ignore-eos", "--temperature", "0"),
         *("--max-model-len", str(case.length), "--bandwidth-seconds", "0", "--json"),
     ]
-    told = [python_child(command) for _ in range(ROUNDS)]
-    clocks = ("process_start", "imports_done")
-    names = [f"first_token_seconds_from_{clock}" for clock in clocks]
-    process, imports = (Series.of([figures[name] for figures in told]) for name in names)
-    return process, imports
+    most = ["--max-num-seqs", str(max(sizes))]
+    one = [python_child(command) for _ in range(ROUNDS)]
+    all_ = [python_child([*command, *most]) for _ in range(ROUNDS_FOR_ALL)]
+    return figures_of(case.prompt, max(sizes), one, all_)
 
 
-def graph_seconds(make: Any, rounds: int = 2) -> float:
-    """What graphs add to getting ready: `make(graphs)` makes the model, with all graphs or none."""
-    best = {}
-    for graphs in (False, True):
-        best[graphs] = min(_ready_seconds(make, graphs) for _ in range(rounds))
-    return round(max(0.0, best[True] - best[False]), 3)
-
-
-def _ready_seconds(make: Any, graphs: bool) -> float:
-    start = time.perf_counter()
-    made = make(graphs)
-    spent = time.perf_counter() - start
-    del made
-    gc.collect()
-    return spent
+def figures_of(
+    prompt: int, most: int, one: Sequence[Mapping[str, Any]], all_: Sequence[Mapping[str, Any]]
+) -> StartFigures:
+    """What the processes told, put together."""
+    told = [*one, *all_]
+    size, fastest = int(told[0]["load_bytes"]), min(float(t["load_seconds"]) for t in told)
+    return StartFigures(
+        prompt,
+        StartClocks.of(1, one),
+        StartClocks.of(most, all_),
+        load_bytes=size,
+        load_gb_s=float(f"{size / fastest / 1e9:.4g}"),
+        peak_host_bytes=max(int(t["peak_host_bytes"]) for t in told),
+        processes=tuple(dict.fromkeys(str(name) for t in told for name in t["processes"])),
+        triton_imported=any(bool(t["triton_imported"]) for t in told),
+    )

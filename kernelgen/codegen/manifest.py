@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from types import MappingProxyType
 from typing import Any
@@ -244,7 +244,13 @@ def _weight(
     tensors: Mapping[str, CheckpointTensor],
     matrices: Mapping[str, StoredMatrix],
 ) -> dict[str, Any]:
-    common = {"name": weight.name, "dtype": weight.dtype, "shape": list(weight.shape)}
+    common: dict[str, Any] = {
+        "name": weight.name,
+        "dtype": weight.dtype,
+        "shape": list(weight.shape),
+    }
+    if weight.cut is not None:
+        common["cut"] = asdict(weight.cut)
     if weight.table is not None:
         table = weight.table
         rope = {

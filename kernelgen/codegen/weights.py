@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from kernelgen.codegen.cut_axes import Cut
+from kernelgen.codegen.cuts import weight_cuts
 from kernelgen.codegen.families.cpp import PANEL
 from kernelgen.core.errors import KernelgenError
 from kernelgen.formats import WeightFormat
@@ -28,6 +30,8 @@ class BoundWeight:
     table: Table | None = None
     format: WeightFormat | None = None
     """of a packed matrix: its buffer is bytes"""
+    cut: Cut | None = None
+    """how ranks share it; None: each has all of it"""
 
     @property
     def elements(self) -> int:
@@ -58,17 +62,18 @@ def demanded_layouts(plans: Iterable[Plan]) -> dict[str, str]:
 
 def bound_weights(graph: Graph, layouts: dict[str, str]) -> tuple[BoundWeight, ...]:
     """All parameters in order of first use, then the tables."""
-    found = []
+    found, cuts = [], weight_cuts(graph)
     for parameter in parameters(graph):
         matrix = tuple(d for d in parameter.type.shape if isinstance(d, int))
         local = parameter.template.removeprefix("layers.{layer}.")
         layout, dtype = layouts.get(local, "rows"), parameter.type.dtype
+        name, cut = parameter.name, cuts.get(parameter.name)
         if isinstance(dtype, WeightFormat):
             shape = packed_shape(dtype, matrix, layout)
-            found.append(BoundWeight(parameter.name, "uint8", matrix, shape, layout, format=dtype))
+            found.append(BoundWeight(name, "uint8", matrix, shape, layout, None, dtype, cut))
             continue
         shape = panel_shape(matrix, dtype.name) if layout == "panel" else matrix
-        found.append(BoundWeight(parameter.name, dtype.name, matrix, shape, layout))
+        found.append(BoundWeight(name, dtype.name, matrix, shape, layout, cut=cut))
     for table in graph.tables:
         shape = tuple(d for d in table.type.shape if isinstance(d, int))
         found.append(BoundWeight(table.name, table.type.dtype.name, shape, shape, "rows", table))

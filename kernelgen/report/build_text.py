@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 from kernelgen.pack.diff import BuildDiff
 from kernelgen.pack.inspect import KernelFacts, Summary
 from kernelgen.report.figures import bytes_text
+from kernelgen.report.tables import aligned
 
 
 def summary_text(summary: Summary) -> str:
@@ -21,7 +20,7 @@ def summary_text(summary: Summary) -> str:
         lines.append(f"    exports {', '.join(library.exports)}")
     lines += ["", f"kernels ({len(summary.kernels)}; --kernel NAME shows one)"]
     rows = [(k.name, k.family, " → ".join(k.ops)) for k in summary.kernels]
-    return "\n".join([*lines, *_columns(rows)])
+    return "\n".join([*lines, *aligned(rows)])
 
 
 def kernel_text(facts: KernelFacts, source: str) -> str:
@@ -52,10 +51,3 @@ def diff_text(diff: BuildDiff) -> str:
         lines.append(f"~ {change.path}  {sizes}")
         lines += [f"    {line}" for line in change.lines]
     return "\n".join(lines)
-
-
-def _columns(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
-    for row in rows:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield ("  " + "  ".join(cells)).rstrip()

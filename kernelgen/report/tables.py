@@ -1,8 +1,8 @@
-"""Owns tables on a terminal."""
+"""Owns tables: on a terminal, and as aligned lines of plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -23,3 +23,11 @@ def table(
     for row in rows:
         made.add_row(*(escape(cell) for cell in row))
     return made
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line for each row of texts, columns under each other."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield ("  " + "  ".join(cells)).rstrip()

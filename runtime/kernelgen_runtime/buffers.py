@@ -41,13 +41,14 @@ class Arena:
 
     def __init__(self, content: torch.Tensor, alignment: int) -> None:
         self._bytes, self._alignment = content, alignment
-        self._used = 0
+        self.used = 0
+        """bytes that have been cut off"""
 
     def take(self, shape: Sequence[int], dtype: str) -> torch.Tensor:
         """Cut the next tensor; its elements are as the allocation holds them."""
         size = byte_size(shape, dtype)
-        start, self._used = self._used, self._used + rounded(size, self._alignment)
-        assert self._used <= len(self._bytes), "arena is sized by its owner"
+        start, self.used = self.used, self.used + rounded(size, self._alignment)
+        assert self.used <= len(self._bytes), "arena is sized by its owner"
         return self._bytes[start : start + size].view(DTYPES[dtype]).view(*shape)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .artifact.open import Artifact, open_artifact
-from .clock import default_threads
+from .clock import Laps, default_threads
 from .config import resolve_limits, resolve_retention, resolve_steps
 from .device.choose import AUTO, Choice, choose
 from .device.cuda import CudaDevice
@@ -35,7 +35,7 @@ from .scoring import Case, Logits, Score, score
 from .text.detokenize import GrowingText
 from .text.settings import GenerationDefaults, read_chat_template, read_generation_defaults
 from .text.tokenizer import TOKENIZER, TextTokenizer
-from .weights.load import load_weights
+from .weights.load import Told, load_weights, no_one
 from .weights.random import parse_random
 
 if TYPE_CHECKING:
@@ -56,8 +56,9 @@ class LLM:
     one has ended; None leaves it to the device. Prompts that begin alike share cache pages unless
     `enable_prefix_caching` is False; `prefix_cache_retention_interval` says what windows keep (see
     `Retention`). `watermark` marks what requests choose, unless they opt out; `watermark_requests`
-    counts them. `library` takes the place of the compiled one. Raises a KernelgenRuntimeError for
-    what cannot work.
+    counts them. `library` takes the place of the compiled one; `told` hears how far the
+    weights are. `laps` says what of the start took how long, `graphs` how many were captured.
+    Raises a KernelgenRuntimeError for what cannot work.
     """
 
     def __init__(
@@ -81,13 +82,16 @@ class LLM:
         prefix_cache_retention_interval: int | None = 0,
         library: StepLibrary | None = None,
         watermark: Watermark | None = None,
+        told: Told = no_one,
     ) -> None:
+        self.laps = Laps()
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if not isinstance(device, Choice):
             device = choose(self.artifact.manifests, device)
         self.manifest = manifest = device.manifest
         self.device = open_device(device)
-        limits = resolve_limits(
+        self.laps.end("device")
+        self.limits = limits = resolve_limits(
             manifest,
             max_num_seqs,
             max_num_batched_tokens,
@@ -118,14 +122,17 @@ class LLM:
         self.library = library or CompiledLibrary(self.artifact, manifest)
         self.library.set_threads(self.threads)
         self.folder = None if parse_random(str(weights)) is not None else Path(weights)
-        self.weights = load_weights(manifest, weights, self.device)
+        self.laps.end("library")
+        self.weights = load_weights(manifest, weights, self.device, told)
+        self.laps.end("weights")
         runner, self.pages = ready_runner(
-            self.device, self.library, manifest, self.weights.tensors, demand
+            self.device, self.library, manifest, self.weights.tensors, demand, self.laps
         )
         if demand.may_shorten:
             in_flight, longest = limits.in_flight_tokens, limits.max_model_len
             longest = longest_that_fits(manifest.cache, self.pages, longest, in_flight)
             self.limits = limits = replace(limits, max_model_len=longest)
+        self.graphs = len(plans.decode) if graphs and isinstance(self.device, CudaDevice) else 0
         tables = CacheTables(
             manifest.cache.groups,
             max_num_seqs,

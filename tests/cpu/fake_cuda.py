@@ -54,6 +54,9 @@ class FakeEvent:
     def record(self, stream: FakeStream | None = None) -> None:
         self.last = self.gpu.give(lambda: None, stream or self.gpu.current)
 
+    def wait(self) -> None:
+        self.gpu.give(lambda: None, self.gpu.current, after=self.last)
+
     def synchronize(self) -> None:
         work = self.last
         self.gpu.run_until(lambda: work is None or work.done)
@@ -96,10 +99,14 @@ class FakeCuda:
         self.capturing: list[Callable[[], None]] | None = None
         self.streams: list[FakeStream] = []
         self.default = self.stream()
-        self.current = self.default
+        self._local = threading.local()  # the current stream is one of each thread
         self.guard = threading.RLock()  # readers of weights wait for events in threads of their own
         self.words_sent = 0
         self.pinned_bytes = 0
+
+    @property
+    def current(self) -> FakeStream:
+        return getattr(self._local, "stream", self.default)
 
     def memory(self) -> Memory:
         return Memory(self.total - self.used, self.total)
@@ -125,11 +132,11 @@ class FakeCuda:
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
-        before, self.current = self.current, stream
+        before, self._local.stream = self.current, stream
         try:
             yield
         finally:
-            self.current = before
+            self._local.stream = before
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         assert target.shape == source.shape and target.dtype == source.dtype

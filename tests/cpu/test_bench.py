@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from model_builds import build, small_config, this_isa
+from model_builds import build, environment, small_config, this_isa
 
 from kernelgen.bench import peers, run
 from kernelgen.bench.built import Built, Heads, LayerCache, StepPlan, read_built
 from kernelgen.bench.case import Case, check_cases, parse_batches, prompts
 from kernelgen.bench.children import python_child
-from kernelgen.bench.grids import markdown
+from kernelgen.bench.grids import markdown, start_grid
 from kernelgen.bench.kernels import by_kernel, measured_launches
 from kernelgen.bench.machine import Clocks, machine
 from kernelgen.bench.matrices import matrices, ours, ours_in_all
@@ -26,6 +29,7 @@ from kernelgen.bench.play import Played, StepFigures
 from kernelgen.bench.records import Record, advances, profile
 from kernelgen.bench.report import Report, Setup
 from kernelgen.bench.series import Series
+from kernelgen.bench.start import figures_of
 from kernelgen.cli import main
 from kernelgen.cli.benchmark import parse_baselines, subject
 from kernelgen.cli.model import resolve
@@ -323,6 +327,78 @@ def test_a_run_on_the_cpu(small: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert "Whole decode steps" in out and "kernelgen bench" in out
     tables = [line for line in page.read_text().splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in tables}) == 1 and len(tables) == 4
+
+
+def test_starts_on_the_cpu(small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five processes, each to its first token: both clocks, loading, memory, nothing compiled."""
+    data, page = tmp_path / "bench.json", tmp_path / "bench.md"
+    options = ["--prompt", "8", "--tokens", "8", "--rounds", "1", "--threads", "1", "--start"]
+    code, out, err = call(
+        capsys, str(small), *options, "--json", str(data), "--markdown", str(page)
+    )
+    assert code == 0, err
+    (row,) = (r for r in json.loads(data.read_text())["rows"] if r["kind"] == "start")
+    for clocks, count, most in ((row["one"], 3, 1), (row["all"], 2, 256)):
+        whole = clocks["process_to_first_token_s"]["values"]
+        since = clocks["imports_to_first_token_s"]["values"]
+        assert len(whole) == len(since) == count and clocks["requests"] == most
+        assert all(a > b > 0 for a, b in zip(whole, since, strict=True))
+        parts = clocks["parts"]
+        assert {"artifact", "device", "library", "weights", "buffers", "first_token"} <= {*parts}
+        assert sum(parts.values()) <= min(since) + 0.001
+        assert parts["weights"] >= min(clocks["load_s"]["values"]) > 0 and clocks["graphs"] == 0
+    assert row["load_bytes"] > 0 and row["load_gb_s"] > 0
+    assert 50e6 < row["peak_host_bytes"] < 1e9
+    assert row["processes"] == [] and row["triton_imported"] is False
+    assert "imports done → first token" in out and "ran no program, Triton not imported" in out
+    assert "256 requests at once" in page.read_text() and row["command"].count("--start") == 1
+
+
+def test_a_start_that_runs_a_compiler_is_told() -> None:
+    told = {
+        "first_token_seconds_from_process_start": 3.0,
+        "first_token_seconds_from_imports_done": 1.0,
+        "start_seconds": {"graphs": 0.5, "weights": 0.2},
+        "load_bytes": 2_000_000_000,
+        "load_seconds": 0.2,
+        "peak_host_bytes": 1 << 30,
+        "graphs": 11,
+        "processes": [],
+        "triton_imported": False,
+    }
+    slow = {**told, "first_token_seconds_from_imports_done": 2.0, "load_seconds": 0.4}
+    noisy = {**slow, "processes": ["g++", "g++", "ptxas"], "triton_imported": True}
+    figures = figures_of(128, 256, [slow, told], [noisy])
+    assert figures.processes == ("g++", "ptxas") and figures.triton_imported
+    assert figures.load_gb_s == 10.0 and figures.one.imports_to_first_token_s.low == 1.0
+    assert figures.one.parts == {"graphs": 0.5, "weights": 0.2}
+    grid = start_grid(figures)
+    assert "ran g++, ptxas, Triton was imported" in grid.title
+    cells = {row[0]: row[1:] for row in grid.rows}
+    assert cells["GB/s"] == ("10.0", "5.0")
+    assert cells["capturing graphs, s"] == ("0.50", "0.50") and cells["graphs"] == ("11", "11")
+
+
+def test_a_watched_start_hears_what_it_starts(tmp_path: Path) -> None:
+    """A runtime that runs a program: its name is told, and the answer is passed on."""
+    package = tmp_path / "kernelgen_runtime"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "cli.py").write_text(
+        "import json, subprocess\n"
+        "def main(arguments):\n"
+        "    subprocess.run(['/bin/true'], check=True)\n"
+        "    print('words')\n"
+        "    print(json.dumps({'said': arguments}))\n"
+        "    return 0\n"
+    )
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env["PYTHONPATH"]])
+    command = [sys.executable, "-m", "kernelgen.bench.started", "run", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    told = json.loads(done.stdout)
+    assert told["said"] == ["run", "x"] and set(told["processes"]) == {"true"}
+    assert told["triton_imported"] is False
 
 
 def test_what_a_build_says_of_itself(small: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import gpu_toy as toy
@@ -92,6 +93,29 @@ def test_kernels_without_memory_are_named_as_the_reason() -> None:
         with pytest.raises(DeviceMemoryError) as caught:
             open_toy(FakeCuda())
     one_line(caught, "out of memory while loading the kernels", "are free", "--kv-cache-memory")
+
+
+def test_every_buffer_without_memory_says_what_is_missing_and_what_helps() -> None:
+    """Memory that ends a byte before each of a start's allocations."""
+    options: dict[str, Any] = {"max_num_seqs": 8, "kv_cache_memory_bytes": 1 << 16}
+    sizes: list[int] = []
+
+    class Counting(FakeCuda):
+        def zeros(self, size: int) -> torch.Tensor:
+            sizes.append(size)
+            return super().zeros(size)
+
+    open_toy(Counting(), max_model_len=64, **options)
+    failed = []
+    for used in accumulate(sizes):
+        with pytest.raises(DeviceMemoryError) as caught:
+            open_toy(FakeCuda(total=used - 1), max_model_len=64, **options)
+        one_line(caught, " takes ", "1 bytes are missing; ", "--")
+        failed.append(str(caught.value).split(" takes ")[0].split(": ")[1])
+    assert failed == [
+        *("the weights of toy", "the arguments of a step", "workspace and 8 rows of logits"),
+        *("the null page", "the cache of 512 pages"),
+    ]
 
 
 def test_a_cache_for_no_request_at_all_names_flags() -> None:

@@ -56,6 +56,39 @@ def test_the_lower_half_of_every_matrix(layout: str, block_bytes: int) -> None:
     assert torch.equal(out, laid_out(TENSOR[:, ROWS:].contiguous(), layout))
 
 
+@pytest.mark.parametrize("layout", ["rows", "panel"])
+@pytest.mark.parametrize("block_bytes", [1, 8 << 20])
+@pytest.mark.parametrize("together", [1, 2])
+def test_a_tensor_for_each_expert_is_gathered(layout: str, block_bytes: int, together: int) -> None:
+    """`experts.N.w1` with gate above up; some checkpoints keep two experts in a tensor."""
+    count = EXPERTS * together
+    parts = [
+        {"tensor": f"experts.{n}.w1", "rows": together * ROWS, "cols": COLUMNS}
+        | {"take": [ROWS, ROWS, 2 * ROWS]}
+        for n in range(EXPERTS)
+    ]
+    whole = torch.cat([TENSOR, TENSOR * 2]) if together == 2 else TENSOR
+    shape = (count, ROWS, COLUMNS)
+    if layout == "panel":
+        shape = panel_shape(shape, "float32")
+    weight, problems = read(entry(layout, stack=count, shape=list(shape), parts=parts))
+    assert not problems
+    asked = []
+
+    class Experts:
+        def rows(self, name: str, first: int, rows: int, cols: int) -> torch.Tensor:
+            number = int(name.split(".")[1])
+            asked.append((number, rows))
+            matrices = whole[together * number : together * (number + 1)]
+            return matrices.reshape(-1, cols)[first : first + rows]
+
+    out = torch.zeros(weight.shape)
+    fill(weight, Experts(), out, block_bytes)
+    assert torch.equal(out, laid_out(whole[:, ROWS:].contiguous(), layout))
+    assert [number for number, _ in asked] == sorted(number for number, _ in asked)
+    assert sum(rows for _, rows in asked) == count * ROWS, "bytes of `up` alone, each once"
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -63,7 +96,12 @@ def test_the_lower_half_of_every_matrix(layout: str, block_bytes: int) -> None:
         ({"take": [50, 37, 74]}, "take: must be first, count, period"),
         ({"take": [0, 36, 74]}, "take: must be first, count, period"),
         ({"take": [0, 37]}, "take: must be first, count, period"),
-        ({"stack": 5}, "stack: must divide the rows of each part"),
+        ({"stack": 5}, "stack: must divide all rows so that each part has whole matrices"),
+        ({"stack": 1000}, "stack: must divide all rows so that each part has whole matrices"),
+        (
+            {"parts": [{"tensor": t, "rows": r, "cols": 21} for t, r in (("a", 55), ("b", 56))]},
+            "stack: must divide all rows so that each part has whole matrices",
+        ),
         ({"stack": 0}, "stack: must be an integer from 1"),
         ({"stack": 1}, "shape: is"),
         ({"interleave": 2}, "interleave: must be 0"),

@@ -579,5 +579,9 @@ def test_figures_name_the_device_and_the_steps_without_graph() -> None:
     assert found["device"] == "cuda:0 (NVIDIA H200)" and found["target"] == "sm_90:h200"
     assert found["decode_steps"] == 8 and found["decode_steps_without_graph"] == 0
     assert found["decode_ms_per_step"] > 0 and found["threads"] is None
+    assert found["load_bytes"] > 0 and found["load_gb_per_second"] > 0 and found["graphs"] == 1
+    parts = ["artifact", "device", "library", "weights", "buffers", "collector", "kernels"]
+    assert [*found["start_seconds"]] == [*parts, "graphs", "cache", "first_token"]
+    assert found["peak_host_bytes"] > 1 << 20
     lines = figure_lines(compared(found, llm.device.read_bandwidth(0.1)))
     assert "ms a step, cuda:0 (NVIDIA H200)" in lines[2] and lines[3].endswith("4000.0 measured")

@@ -113,6 +113,69 @@ def test_an_error_of_a_reader_comes_up_and_ends_the_threads(
 
 
 def test_no_room_for_staging_is_said(tmp_path: Path) -> None:
-    gpu = FakeCuda(eager=True, total=9000)
-    with pytest.raises(DeviceMemoryError, match="staging for the weights"):
+    gpu = FakeCuda(eager=True, total=7000)
+    with pytest.raises(DeviceMemoryError, match=r"staging for the weights.*--device cuda:N"):
         load_weights(manifest_of(manifest_json()), checkpoint(tmp_path), CudaDevice(gpu))
+
+
+def test_no_pinned_memory_names_the_host(tmp_path: Path) -> None:
+    class NonePinned(FakeCuda):
+        def pinned(self, size: int) -> torch.Tensor:
+            raise RuntimeError("CUDA error: out of memory")
+
+    with pytest.raises(DeviceMemoryError, match=r"no pinned host memory.*ulimit -l") as caught:
+        load_weights(manifest_of(manifest_json()), checkpoint(tmp_path), CudaDevice(NonePinned()))
+    assert "\n" not in str(caught.value)
+
+
+def test_no_room_to_lay_a_weight_out_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(weight: Weight, *rest: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0")
+
+    monkeypatch.setattr(load, "fill", full)
+    threads = threading.active_count()
+    with pytest.raises(DeviceMemoryError) as caught:
+        load_weights(manifest_of(manifest_json()), checkpoint(tmp_path), CudaDevice(FakeCuda()))
+    text = str(caught.value)
+    assert "out of memory while embed is laid out: 20.00 MiB more are needed" in text
+    assert "\n" not in text and "are free" in text and "--device cuda:N" in text
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("gpu", [None, FakeCuda(eager=True)])
+def test_every_weight_is_told(tmp_path: Path, gpu: FakeCuda | None) -> None:
+    told: list[tuple[int, int]] = []
+    device = None if gpu is None else CudaDevice(gpu)
+    for source in (checkpoint(tmp_path), "random"):
+        manifest = manifest_of(manifest_json())
+        weights = load_weights(manifest, source, device, lambda *now: told.append(now))
+        assert len(told) == len(manifest.weights) and told == sorted(told)
+        assert told[-1] == (weights.bytes, weights.bytes)
+        told.clear()
+
+
+def test_an_interrupt_ends_loading_and_its_threads(tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    gpu, threads = FakeCuda(eager=True), threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        device = CudaDevice(gpu)
+        load_weights(manifest_of(manifest_json()), checkpoint(tmp_path), device, interrupt)
+    assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_place_is_filled_again_only_when_the_work_on_it_is_done(
+    tmp_path: Path, seed: int
+) -> None:
+    """The caller's work is queued and runs late; each sees the rows it asked for."""
+    source, matrix, reads = many_rows(tmp_path, 5 * SLOTS)
+    gpu = FakeCuda(seed)
+    kept = torch.zeros_like(matrix)
+    with StagedTensors(source, reads, CudaDevice(gpu)) as staged:
+        for i in range(len(reads)):
+            gpu.copy(kept[i], staged.rows("m", i, 1, 4)[0])
+    assert torch.equal(kept, matrix)

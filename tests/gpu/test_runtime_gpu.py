@@ -156,7 +156,7 @@ def test_random_weights_are_those_of_the_cpu() -> None:
             assert torch.equal(tensor, there[name].cpu()), name
 
 
-def test_a_checkpoint_streams_at_several_gb_a_second(tmp_path: Path) -> None:
+def test_a_checkpoint_streams_at_seven_gb_a_second(tmp_path: Path) -> None:
     values = big_manifest(24, 12288, 8192)  # 4.8 GB, in the page cache once it is written
     matrix = torch.randn(12288, 8192).bfloat16()
     tensors = {t["name"]: matrix + i for i, t in enumerate(values["tensors"])}
@@ -173,7 +173,7 @@ def test_a_checkpoint_streams_at_several_gb_a_second(tmp_path: Path) -> None:
     print(f"{rate:.1f} GB/s")
     for name, tensor in tensors.items():
         assert torch.equal(weights.tensors[name].cpu(), tensor), name
-    assert rate > 3.0
+    assert rate > 7.0
 
 
 @pytest.mark.row("B-12")

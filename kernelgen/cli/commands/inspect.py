@@ -23,18 +23,29 @@ def inspect(
     kernel: Annotated[
         str | None, typer.Option(metavar="NAME", help="Show one kernel with its source.")
     ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Show what N tensor-parallel ranks load of the checkpoint."),
+    ] = None,
+    ep: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="The same where experts are dealt out to N ranks."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Show a wheel or build, one of its kernels, or two builds' difference."""
+    """Show a wheel or build, one of its kernels, its slices by rank, or how two builds differ."""
     from kernelgen.pack.contents import read_contents
     from kernelgen.pack.diff import diff_builds
     from kernelgen.pack.inspect import kernel_source, kernels, summarise
-    from kernelgen.report import build_text
+    from kernelgen.pack.slices import slice_map
+    from kernelgen.report import build_text, slices_text
 
+    chosen = [other is not None, kernel is not None, tp is not None or ep is not None]
+    if sum(chosen) > 1:
+        what = "OTHER, --kernel, and --tp with --ep"
+        raise UsageError(f"one of {what} at a time", hint="leave out the others")
     built = read_contents(path)
     if other is not None:
-        if kernel is not None:
-            raise UsageError("--kernel shows one build", hint="leave out the second path")
         difference = diff_builds(built, read_contents(other))
         _print(json, difference, build_text.diff_text(difference))
     elif kernel is not None:
@@ -42,6 +53,9 @@ def inspect(
         facts = next(k for k in kernels(built) if k.name == kernel)
         value = {"kernel": facts, "text": source}
         _print(json, value, build_text.kernel_text(facts, source))
+    elif tp is not None or ep is not None:
+        ranks = slice_map(built.manifest, tp or 1, ep or 1)
+        _print(json, {"ranks": ranks}, slices_text.slices_text(built.source, ranks))
     else:
         summary = summarise(built)
         _print(json, summary, build_text.summary_text(summary))

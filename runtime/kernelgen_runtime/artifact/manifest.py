@@ -123,7 +123,7 @@ class Weight:
     stack: int = 1
     """equal runs of rows, each of which is laid out by itself"""
 
-    @property
+    @cached_property
     def matrix_shape(self) -> tuple[int, int]:
         """Rows (interleave padding included) and columns of the parts put together."""
         if not self.interleave:

@@ -146,8 +146,9 @@ def _check_layout(fields: Fields, weight: Weight) -> None:
     if weight.rope is None and weight.packed is None:
         if len({part.cols for part in weight.parts}) > 1:
             fields.wrong("parts", "must all have the same cols")
-        if weight.stack > 1 and any(part.rows % weight.stack for part in weight.parts):
-            fields.wrong("stack", "must divide the rows of each part")
+        each, rest = divmod(sum(part.rows for part in weight.parts), weight.stack)
+        if weight.stack > 1 and (rest or any(part.rows % each for part in weight.parts)):
+            fields.wrong("stack", "must divide all rows so that each part has whole matrices")
         if weight.interleave and (weight.stack > 1 or any(part.take for part in weight.parts)):
             fields.wrong("interleave", "must be 0 where parts are stacked or taken in runs")
         if weight.interleave and len({part.rows for part in weight.parts}) > 1:

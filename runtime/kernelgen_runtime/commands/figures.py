@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..clock import peak_host_bytes
 from ..device.cuda import CudaDevice
 from ..generation import Output
 from ..llm import LLM
@@ -20,7 +21,16 @@ def figures(llm: LLM, output: Output, process_start: float, imports_done: float)
         "device": llm.device.label,
         "target": llm.manifest.target,
         "threads": None if isinstance(llm.device, CudaDevice) else llm.threads,
+        "load_bytes": llm.weights.bytes,
         "load_seconds": llm.weights.seconds,
+        "load_gb_per_second": llm.weights.bytes / llm.weights.seconds / 1e9,
+        "graphs": llm.graphs,
+        "start_seconds": {
+            "artifact": llm.laps.begun - imports_done,
+            **llm.laps.seconds,
+            "first_token": times.first_token - times.scheduled,
+        },
+        "peak_host_bytes": peak_host_bytes(),
         "first_token_seconds_from_process_start": times.first_token - process_start,
         "first_token_seconds_from_imports_done": times.first_token - imports_done,
         "prefill_seconds": prefill_seconds,

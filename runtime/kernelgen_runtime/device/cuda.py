@@ -1,5 +1,6 @@
 """Owns a GPU as a device: allocations that say how much is missing where they do not fit."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -7,6 +8,8 @@ import torch
 
 from ..errors import DeviceMemoryError, amount
 from .device import Accelerator
+
+_WANTED = re.compile(r"Tried to allocate ([0-9.]+ [KMGT]?i?B)")
 
 
 class CudaDevice:
@@ -58,3 +61,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return "out of memory" in str(error).lower() or "OUT_OF_MEMORY" in str(error)
+
+
+def out_of_memory_text(device: CudaDevice, error: BaseException, doing: str) -> str:
+    """The words for a call that failed for want of memory, before those for what helps."""
+    wanted = _WANTED.search(str(error))
+    more = f"{wanted.group(1)} more are needed, " if wanted else ""
+    left = amount(device.api.memory().free)
+    return f"{device.label}: out of memory while {doing}: {more}{left} are free"

@@ -41,6 +41,9 @@ class Event(Protocol):
     def record(self, stream: Any = None) -> None:
         """Mark what the stream (None: the current one) has been given so far."""
 
+    def wait(self) -> None:
+        """Let what the current stream is given from now on wait for that."""
+
     def synchronize(self) -> None:
         """Wait until that is done."""
 

@@ -8,9 +8,9 @@ from itertools import cycle
 import torch
 
 from ..artifact.manifest import Manifest, Plan
-from ..device.cuda import CudaDevice, is_out_of_memory
+from ..device.cuda import CudaDevice, is_out_of_memory, out_of_memory_text
 from ..device.device import Accelerator, Event
-from ..errors import DeviceMemoryError, LaunchError, amount, shown
+from ..errors import DeviceMemoryError, LaunchError, shown
 from .args import ArgsWriter, SlotSampling
 from .details import Answer
 from .graphs import DecodeGraphs
@@ -18,6 +18,8 @@ from .library import StepLibrary
 from .plans import PlanTable
 from .runner import Logits, Waiter, make_buffers
 from .upload import DeviceArgs
+
+LESS_BESIDE = "free some of it, choose another GPU with --device cuda:N, or lower --max-num-seqs"
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Entry:
 
 
 class CudaRunner:
-    """A `Runner` on one GPU. `warm_up`, then `give_cache`; steps may run after that.
+    """A `Runner` on one GPU. `warm_up`, `give_cache`, `capture`; steps may run after that.
 
     Steps run in order on one stream. Between two of them the args of the second go up on the same
     stream while the ids of the first go down on another: only then may the second overwrite
@@ -61,7 +63,8 @@ class CudaRunner:
         self._manifest, self._plans, self._use_graphs = manifest, plans, graphs
         self._main, self._aside = self._api.stream(), self._api.stream()
         with device.working():
-            words = device.allocate(4 * manifest.args.words, "the arguments of a step")
+            size = 4 * manifest.args.words
+            words = device.allocate(size, "the arguments of a step", LESS_BESIDE)
             size = plans.workspace_bytes
             made = make_buffers(device, manifest, size, slots, self.logit_rows)
         self._args = DeviceArgs(manifest.args, words.view(torch.int32), self._api)
@@ -83,7 +86,8 @@ class CudaRunner:
         cache can be sized by what is left. Raises DeviceMemoryError, LaunchError.
         """
         with self._device.working():
-            page = self._device.allocate(self._manifest.cache.page_bytes, "the null page")
+            size = self._manifest.cache.page_bytes
+            page = self._device.allocate(size, "the null page", LESS_BESIDE)
         self._bind_cache(page)
         with self._translated("loading the kernels"):
             for plan in self._plans.all:
@@ -99,15 +103,18 @@ class CudaRunner:
         return self._graphs.estimate(self._plans.decode) if self._use_graphs else 0
 
     def give_cache(self, pages: int) -> None:
-        """Allocate the cache, capture the graphs on it, and leave the null page zero.
-
-        Raises DeviceMemoryError where either does not fit.
-        """
+        """Allocate the cache; `capture` follows. Raises DeviceMemoryError where it does not fit."""
         size = pages * self._manifest.cache.page_bytes
         advice = "lower --kv-cache-memory-bytes, --max-num-seqs or --max-model-len"
         with self._device.working():
             cache = self._device.allocate(size, f"the cache of {pages} pages", advice)
         self._bind_cache(cache)
+
+    def capture(self) -> None:
+        """Capture the graphs on the cache, and leave its null page zero.
+
+        Raises DeviceMemoryError where they do not fit.
+        """
         if self._use_graphs:
             with self._translated("capturing graphs"):
                 self._graphs.capture(self._plans.decode)
@@ -197,10 +204,9 @@ class CudaRunner:
             yield
         except (RuntimeError, LaunchError) as error:
             if is_out_of_memory(error):
-                left = amount(self._api.memory().free)
+                said = out_of_memory_text(self._device, error, doing)
                 raise DeviceMemoryError(
-                    f"{self._device.label}: out of memory while {doing}, {left} are free; "
-                    "lower --kv-cache-memory-bytes or --gpu-memory-utilization"
+                    f"{said}; lower --kv-cache-memory-bytes or --gpu-memory-utilization"
                 ) from None
             if isinstance(error, LaunchError):
                 raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..artifact.manifest import Manifest
+from ..clock import Laps
 from ..device.cuda import CudaDevice
 from ..device.host import HostDevice
 from ..memory.budget import Budget, budget_pages
@@ -63,10 +64,13 @@ def ready_runner(
     manifest: Manifest,
     weights: Mapping[str, torch.Tensor],
     demand: Demand,
+    laps: Laps,
 ) -> tuple[Runner, int]:
     """Return a runner with everything bound, and the pages of its cache.
 
-    Raises CapacityError, DeviceMemoryError among them, and LaunchError.
+    `laps` gets buffers, kernels (loaded, and each plan run once), graphs, cache and, on a GPU,
+    what freezing Python's collector takes. Raises CapacityError, DeviceMemoryError among them,
+    and LaunchError.
     """
     pages = fixed_pages(manifest, demand, isinstance(device, CudaDevice))
     slots = demand.limits.max_num_seqs
@@ -82,6 +86,7 @@ def ready_runner(
             logit_rows=demand.logit_rows,
             pages=pages,
         )
+        laps.end("buffers")
         return runner, pages
     on_gpu = CudaRunner(
         device,
@@ -93,11 +98,19 @@ def ready_runner(
         logit_rows=demand.logit_rows,
         graphs=demand.graphs,
     )
+    laps.end("buffers")
     with collector_frozen() if demand.graphs else nullcontext():
+        laps.end("collector")
         on_gpu.warm_up()
+        laps.end("kernels")
         if pages is None:
             pages = _pages_left(device, manifest, demand, on_gpu.graph_bytes())
+            laps.end("graphs")
         on_gpu.give_cache(pages)
+        laps.end("cache")
+        on_gpu.capture()
+        laps.end("graphs")
+    laps.end("collector")
     return on_gpu, pages
 
 

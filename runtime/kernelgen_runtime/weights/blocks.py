@@ -57,7 +57,8 @@ def blocks(weight: Weight, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
 
 def _run_rows(weight: Weight, part: Part) -> int:
     """Rows of a part that lie together both in their tensor and in the buffer."""
-    length = part.rows // weight.stack if weight.layout == "panel" else part.rows
+    is_stack = weight.stack > 1 and weight.layout == "panel"
+    length = weight.matrix_shape[0] // weight.stack if is_stack else part.rows
     return length if part.take is None else math.gcd(length, part.take[1])
 
 

@@ -9,30 +9,39 @@ from types import TracebackType
 import torch
 
 from ..buffers import rounded
-from ..device.cuda import CudaDevice
+from ..clock import default_threads
+from ..device.cuda import CudaDevice, is_out_of_memory
 from ..device.device import Event
+from ..errors import DeviceMemoryError, amount
 from .blocks import Read
 from .checkpoint import TORCH_DTYPES, Checkpoint
 from .header import DTYPE_BYTES
 
-READERS = 4
-# Two for each reader: one is filled while the other is copied.
-SLOTS = 2 * READERS
+# One reader moves 2 to 5 GB/s out of the page cache; half of the processors are left to others.
+READERS = max(2, min(8, default_threads() // 2))
+# One for each reader and as many again, up to four, that are copied or worked on meanwhile.
+SLOTS = READERS + min(READERS, 4)
+ADVICE = "free some of it, or choose another GPU with --device cuda:N"
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Pinned memory of one read, its place on the device, and when its copy is done."""
+    """Pinned memory of one read and its place on the device.
+
+    `copied`: what was read has arrived there; `used`: the work on it is done.
+    """
 
     host: torch.Tensor
     device: torch.Tensor
     copied: Event
+    used: Event
 
 
 class StagedTensors:
     """A `TensorSource` on a GPU that must be asked for exactly `reads`, in their order.
 
-    A read is on its way long before it is asked for. Host memory: `SLOTS` times the largest read.
+    A read is on its way, and its copy too, long before it is asked for: readers copy on a stream
+    of their own, beside the work of whoever asks. Host memory: `SLOTS` times the largest read.
     Use it in a `with`: leaving ends the threads.
     """
 
@@ -43,13 +52,19 @@ class StagedTensors:
         slots = min(SLOTS, len(planned))
         size = rounded(max((self._bytes(read) for read in planned), default=0), device.alignment)
         # One piece of each kind: the slots are cut from it.
-        hosts = self._api.pinned(slots * size).view(slots, size)
-        devices = device.allocate(slots * size, "staging for the weights").view(slots, size)
+        hosts = _pinned(device, slots * size).view(slots, size)
+        what = "staging for the weights"
+        devices = device.allocate(slots * size, what, ADVICE).view(slots, size)
         self._left = iter(planned)
         self._ahead: deque[tuple[Read, Slot, Future[None]]] = deque()
+        self._given: Slot | None = None
+        self._side = self._api.stream()
+        ready = self._api.event()
+        ready.record()  # the places are zeroed on the stream of whoever made them
+        self._side.wait_event(ready)
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="weights")
         for host, place in zip(hosts, devices, strict=True):
-            self._submit(Slot(host, place, self._api.event()))
+            self._submit(Slot(host, place, self._api.event(), self._api.event()))
 
     def __enter__(self) -> "StagedTensors":
         return self
@@ -66,16 +81,17 @@ class StagedTensors:
 
     def rows(self, name: str, first: int, count: int, cols: int) -> torch.Tensor:
         """Return rows of a tensor on the device; see `TensorSource`."""
+        if self._given is not None:
+            # What the caller does with the last rows has been given to its stream by now.
+            self._given.used.record()
+            self._submit(self._given)
         read, slot, arrived = self._ahead.popleft()
         assert read == Read(name, first, count, cols), "reads come as they were announced"
         arrived.result()
-        size = self._bytes(read)
-        self._api.copy(slot.device[:size], slot.host[:size])
-        slot.copied.record()
-        # The next copy to the slot's place on the device comes after the caller's work in the
-        # same stream; its host memory is free once this copy is done.
-        self._submit(slot)
-        return slot.device[:size].view(TORCH_DTYPES[self.entries[name][0]]).view(count, cols)
+        slot.copied.wait()
+        self._given = slot
+        place = slot.device[: self._bytes(read)]
+        return place.view(TORCH_DTYPES[self.entries[name][0]]).view(count, cols)
 
     def _submit(self, slot: Slot) -> None:
         """Give the slot to the next read, if there is one left."""
@@ -84,9 +100,28 @@ class StagedTensors:
             self._ahead.append((read, slot, self._pool.submit(self._fill, read, slot)))
 
     def _fill(self, read: Read, slot: Slot) -> None:
+        """What a reader does: its host memory is free once the copy before is done, its place on
+        the device once the work on what lay there is."""
         slot.copied.synchronize()
-        view = slot.host.numpy().data[: self._bytes(read)]
+        size = self._bytes(read)
+        view = slot.host.numpy().data[:size]
         self._checkpoint.read_into(view, read.tensor, read.first, read.cols)
+        with self._api.on(self._side):
+            slot.used.wait()
+            self._api.copy(slot.device[:size], slot.host[:size])
+            slot.copied.record()
 
     def _bytes(self, read: Read) -> int:
         return read.count * read.cols * DTYPE_BYTES[self.entries[read.tensor][0]]
+
+
+def _pinned(device: CudaDevice, size: int) -> torch.Tensor:
+    try:
+        return device.api.pinned(size)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            f"{device.label}: no pinned host memory for {amount(size)} of staging for the weights; "
+            "free memory of the host, or raise its limit of locked memory (ulimit -l)"
+        ) from None
