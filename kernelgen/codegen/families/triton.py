@@ -6,19 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
-from kernelgen.codegen.families.triton_experts import (
-    experts_roles,
-    quote_pairs,
-    quote_route,
-    quote_sorted,
-    route_roles_of,
-)
+from kernelgen.codegen.families.triton_experts import experts_roles
+from kernelgen.codegen.families.triton_experts_pairs import quote_pairs
+from kernelgen.codegen.families.triton_experts_sorted import quote_sorted
 from kernelgen.codegen.families.triton_family import Quoter, TritonFamily
 from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_head import head_sample_roles, quote_head
-from kernelgen.codegen.families.triton_linear import product_roles, quote_product
+from kernelgen.codegen.families.triton_linear import gemv_roles, product_roles, quote_product
 from kernelgen.codegen.families.triton_packed import (
     PackedGemvTile,
     PackedTile,
@@ -27,6 +23,7 @@ from kernelgen.codegen.families.triton_packed import (
     packed_roles,
 )
 from kernelgen.codegen.families.triton_prefill import prefill_roles, quote_prefill
+from kernelgen.codegen.families.triton_route import quote_route, route_roles_of
 from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
 from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
@@ -51,7 +48,7 @@ def triton_families(tables: Tables, require_tuned: bool = False) -> Catalogue:
 
     return (
         family("head_sample", head_sample_roles, quote_head),
-        family("gemv", product_roles, quote_product(GemvTile, gemv)),
+        family("gemv", gemv_roles, quote_product(GemvTile, gemv)),
         family("sliced", product_roles, quote_product(SlicedTile, sliced)),
         family("skinny", product_roles, quote_product(SkinnyTile, skinny)),
         family("gemm", product_roles, quote_product(GemmTile, gemm)),
@@ -61,8 +58,8 @@ def triton_families(tables: Tables, require_tuned: bool = False) -> Catalogue:
         family("attention_decode", decode_roles, quote_decode),
         family("attention_prefill", prefill_roles, quote_prefill),
         family("route", route_roles_of, quote_route),
-        family("experts_pairs", experts_roles(True), quote_pairs),
-        family("experts_sorted", experts_roles(False), quote_sorted),
+        family("experts_pairs", experts_roles(alone=False), quote_pairs),
+        family("experts_sorted", experts_roles(alone=True), quote_sorted),
         family("sample", sample_roles, quote_sample),
         family("rows", rows_roles, quote_rows),
     )
