@@ -28,6 +28,7 @@ from kernelgen.codegen.families.triton_time import (
 from kernelgen.formats.codes import E4M3
 from kernelgen.hw.device import Device
 from kernelgen.ir.types import Sizes
+from kernelgen.ops.expert_linear import distinct_experts
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
@@ -97,7 +98,7 @@ class PairsTile:
         weights += problem.tokens * problem.n * problem.beside
         chosen = blocks * next_power_of_two(problem.experts) * problem.choices / 2 * _CHOICE_OPS
         demand = Demand(
-            memory_bytes=problem.bytes,
+            memory_bytes=problem.bytes + round(_read_again(problem, device)),
             cache_bytes=problem.pairs * problem.pair_bytes,
             vector_ops=(_WORD_OPS if problem.packed else 2.0) * weights + chosen,
         )
@@ -109,6 +110,15 @@ class PairsTile:
             *masked("outputs", problem.n, self.outputs),
             *masked("depth", problem.k, self.depth),
         )
+
+
+def _read_again(problem: Experts, device: Device) -> float:
+    """Bytes of weights that come from memory once more: a matrix that two tokens have chosen, when
+    so much was read in between that the L2 cache has lost it.
+    """
+    chosen = distinct_experts(problem.tokens, problem.experts, problem.top)
+    lost = max(0.0, 1 - device.l2_bytes / (chosen * problem.pair_bytes))
+    return (problem.pairs - chosen) * problem.pair_bytes * lost
 
 
 def space() -> Iterator[PairsTile]:
