@@ -84,7 +84,7 @@ def panel_shape(matrix: tuple[int, ...], dtype: str) -> tuple[int, ...]:
 
 
 def packed_shape(kind: WeightFormat, matrix: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Bytes of a packed matrix: `[panels, bytes of one]`, or all of them. A stack `[E, N, K]`: every
+    """Bytes of a packed matrix: `[panels, bytes of one]`, or all of them. A stack `[E, N, K]`: each
     matrix by itself, one after the other."""
     n, k = matrix[-2:]
     matrices = prod(matrix[:-2])

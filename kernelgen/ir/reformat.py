@@ -32,6 +32,19 @@ def product_weights(graph: Graph) -> frozenset[str]:
     return frozenset(found - other)
 
 
+def router_weights(graph: Graph) -> frozenset[str]:
+    """Full names of the matrices whose results experts are chosen by."""
+    found: set[str] = set()
+    for placement in graph.sequence:
+        block = graph.blocks[placement.block]
+        for node in block.nodes:
+            readers = [block.nodes[i] for out in node.outputs for i in block.consumers[out]]
+            if node.op.has(Trait.MATMUL) and any(r.op.has(Trait.ROUTE) for r in readers):
+                weight = block.value[node.inputs[1]]
+                found.add(graph.weight_name(weight, placement.layer))
+    return frozenset(found)
+
+
 def with_formats(graph: Graph, formats: Mapping[str, DType]) -> Graph:
     """The graph whose weights (by full name) are stored in `formats`, others as they were.
 

@@ -30,7 +30,7 @@ def random_matrix(kind: WeightFormat, n: int, k: int, rng: np.random.Generator) 
 def random_packed(
     kind: WeightFormat, shape: tuple[int, ...], layout: str, rng: np.random.Generator
 ) -> tuple[Any, Any]:
-    """A random matrix `[N, K]`, or a stack `[E, N, K]` of them: float64 as meant, bytes as given."""
+    """A random matrix `[N, K]`, or a stack `[E, N, K]`: float64 as meant, bytes as given."""
     *stack, n, k = shape
     parts = [random_matrix(kind, n, k, rng) for _ in range(math.prod(stack))]
     meant = np.stack([dequantise(kind, one) for one in parts]).reshape(shape)

@@ -94,7 +94,9 @@ def planned(shape: Shape) -> Planned:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("phase", "tokens"), [("one", 1), ("decode", 2), ("decode", 1), ("mixed", 11)])
+@pytest.mark.parametrize(
+    ("phase", "tokens"), [("one", 1), ("decode", 2), ("decode", 1), ("mixed", 11)]
+)
 def test_kernels_are_right(name: str, phase: str, tokens: int) -> None:
     made, shape = planned(SHAPES[name]), SHAPES[name]
     given = operands(made, shape, tokens, seed=3)

@@ -1,4 +1,4 @@
-"""Mixtures of experts as blocks, their kernels on the CPU, operands, and which results are wrong."""
+"""Mixtures of experts as blocks: kernels on the CPU, operands, which results are wrong."""
 
 from __future__ import annotations
 
