@@ -30,3 +30,43 @@ def test_kernels_are_right(kind: str, dtype: DType) -> None:
         first = made.run(made.plans[0], given)
         assert wrong(made, given, first, shape) == 0
         assert different(first, made.run(made.plans[1], given)) == 0
+
+
+def checkpoint(folder: Path) -> Path:
+    """The tiny model with routed experts: config and random weights."""
+    tiny = next(a for a in architectures().values() if "num_local_experts" in config_of(a))
+    config = read_config(tiny.folder / "tiny.json")
+    spec = tiny.read(config)
+    made, tensors = torch.Generator().manual_seed(5), {}
+    for rule in tiny.checkpoint(spec, tiny.lower(spec, FLOAT32)):
+        rows = 2 if rule.take is not None else 1
+        shape = (*rule.shape[:-2], rule.shape[-2] * rows, rule.shape[-1]) if rows > 1 else rule.shape
+        random = torch.randn(rule.shape, generator=made)
+        vector = len(rule.shape) == 1
+        tensors[rule.name] = random * 0.3 + 1 if vector else random * rule.shape[-1] ** -0.5
+    folder.mkdir()
+    (folder / "config.json").write_text((tiny.folder / "tiny.json").read_text())
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.row("R-063")
+@pytest.mark.row("R-068")
+def test_a_model_with_quantised_experts_from_config_to_logits(tmp_path: Path) -> None:
+    """Quantised at load, kernels and all: logits within the bound of the dequantised model."""
+    architecture = next(a for a in architectures().values() if "experts" in tiny_text(a.folder))
+    source = ModelSource("tiny", "tiny", read_config(architecture.folder / "tiny.json"))
+    online = tmp_path / "online.json"
+    online.write_text(json.dumps({"moe": "fp8_per_channel", "linear": "int8_per_channel_weight_only"}))
+    made = build_model(
+        source, ["cpu"], tmp_path / "out", isas=(this_isa(),), dtype="float32", online=online
+    )
+    subject = read_build(Path(made.folder))
+    cases = completed_cases(source, subject, None)
+    checks = check_model(ModelUnderTest(subject, None), cases)
+    missed = [f"{c.subject} {c.what}: {c.error} {c.detail}" for c in checks if not c.passed]
+    assert not missed, "\n".join(missed)
+
+
+def tiny_text(folder: Path) -> str:
+    return (folder / "tiny.json").read_text()

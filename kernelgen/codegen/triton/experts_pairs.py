@@ -18,6 +18,7 @@ from kernelgen.ir.types import Sizes
 from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
 
+_MOST_TOGETHER = 6
 _PAIR = Frame("row", "col", Mask("mine"), Mask("mine"), Mask("live"))
 
 
@@ -34,6 +35,7 @@ def pairs_kernel(
         return (ceil_div(context["n"], tile.outputs), sizes.tokens * rows, 1)
 
     more = {
+        "together": _together(context["top"]),
         "sum": triton_name(region.base(roles.sum.inputs[1])) if roles.sum else "",
         "beside": _beside(region, roles),
         "route": route_context(region, roles.route) if roles.route else None,
@@ -41,6 +43,15 @@ def pairs_kernel(
     constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
     shape = (tile.warps, 1)
     return single_launch(kernel, why, "experts_pairs", context | more, constants, shape, grid)
+
+
+def _together(top: int) -> int:
+    """Experts of a token whose matrices are asked for together: few rounds, none of them short."""
+
+    def rounds(n: int) -> float:
+        return ceil_div(top, n) + 0.25 * (ceil_div(top, n) * n - top)
+
+    return min(range(1, _MOST_TOGETHER + 1), key=rounds)
 
 
 def _beside(region: Region, roles: ExpertRoles) -> dict[str, Any] | None:
