@@ -130,7 +130,7 @@ def test_quantised_experts(kind: str, phase: str, tokens: int) -> None:
     assert wrong(made, given, made.run(made.plans[phase], given), shape) == 0
 
 
-@pytest.mark.parametrize("phase", PLANS)
+@pytest.mark.parametrize("phase", ["decode", "mixed"])
 def test_equal_logits_and_a_token_that_is_no_number(phase: str) -> None:
     made, shape = planned(SHAPES["softmax"]), SHAPES["softmax"]
     given = operands(made, shape, 2)
@@ -151,3 +151,27 @@ def test_no_tokens(phase: str) -> None:
     made = planned(SHAPES["softmax"])
     given = operands(made, SHAPES["softmax"], 1)
     assert len(made.run(made.plans[phase], given | {"x": given["x"][:0]})) == 0
+
+
+def test_one_token_with_equal_logits_and_one_that_is_no_number() -> None:
+    """The choice inside the kernel of the products takes the lower experts, and NaN stays NaN."""
+    shape = SHAPES["softmax"]
+    made = planned(shape)
+    given = operands(made, shape, 1)
+    given["mlp.router.weight"].zero_()
+    assert wrong(made, given, made.run(made.plans["one"], given), shape, every=True) == 0
+    given["x"][0, 3] = NAN
+    assert made.run(made.plans["one"], given).isnan().all()
+
+
+@pytest.mark.parametrize("phase", ["decode", "mixed"])
+def test_all_tokens_to_the_same_experts(phase: str) -> None:
+    """A router that prefers three experts whatever the row: the others are never read."""
+    shape = SHAPES["softmax"]
+    made, tokens = planned(shape), PLANS[phase] - 1
+    given = operands(made, shape, tokens)
+    given["x"] = given["x"].abs() + 0.1
+    given["mlp.router.weight"] = torch.linspace(-1, 1, 11)[:, None].expand(-1, 37).contiguous()
+    for part in ("gate", "up", "down"):
+        given[f"mlp.experts.{part}.weight"][:8] = NAN
+    assert wrong(made, given, made.run(made.plans[phase], given), shape, every=True) == 0

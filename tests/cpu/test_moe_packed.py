@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
-from moe_blocks import Shape, built, operands, wrong
+import json
+from pathlib import Path
 
+import pytest
+import torch
+from kernelgen_runtime.artifact.read import read_manifests
+from kernelgen_runtime.errors import WeightsError
+from kernelgen_runtime.weights.load import load_weights
+from model_builds import this_isa
+from moe_blocks import Shape, built, operands, wrong
+from safetensors.torch import load_file, save_file
+
+from kernelgen.archs.registry import architectures
+from kernelgen.cli.building import build_model
+from kernelgen.cli.model import resolve
+from kernelgen.cli.verification import completed_cases
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, DType
+from kernelgen.spec.config import read_config
+from kernelgen.verify.built import read_build
 from kernelgen.verify.compare import different
+from kernelgen.verify.model_checks import ModelUnderTest, check_model
 
 FORMATS = ("nvfp4", "fp8_channel", "mxfp4", "int4_g32", "fp8_block128")
 KINDS: tuple[DType, ...] = (FLOAT32, BFLOAT16)
@@ -33,40 +49,56 @@ def test_kernels_are_right(kind: str, dtype: DType) -> None:
 
 
 def checkpoint(folder: Path) -> Path:
-    """The tiny model with routed experts: config and random weights."""
-    tiny = next(a for a in architectures().values() if "num_local_experts" in config_of(a))
-    config = read_config(tiny.folder / "tiny.json")
+    """A tiny model with routed experts: its config and random weights."""
+    tiny = next(
+        a
+        for a in architectures().values()
+        if "num_local_experts" in (a.folder / "tiny.json").read_text()
+    )
+    data = json.loads((tiny.folder / "tiny.json").read_text())
+    layers = data["num_hidden_layers"]
+    one = {k: v[:1] for k, v in data.items() if isinstance(v, list) and len(v) == layers}
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(data | one | {"num_hidden_layers": 1}))
+    config = read_config(folder / "config.json")
     spec = tiny.read(config)
     made, tensors = torch.Generator().manual_seed(5), {}
     for rule in tiny.checkpoint(spec, tiny.lower(spec, FLOAT32)):
-        rows = 2 if rule.take is not None else 1
-        shape = (*rule.shape[:-2], rule.shape[-2] * rows, rule.shape[-1]) if rows > 1 else rule.shape
-        random = torch.randn(rule.shape, generator=made)
-        vector = len(rule.shape) == 1
-        tensors[rule.name] = random * 0.3 + 1 if vector else random * rule.shape[-1] ** -0.5
-    folder.mkdir()
-    (folder / "config.json").write_text((tiny.folder / "tiny.json").read_text())
+        if rule.name not in tensors:
+            random = torch.randn(rule.shape, generator=made)
+            vector = len(rule.shape) == 1
+            tensors[rule.name] = random * 0.3 + 1 if vector else random * rule.shape[-1] ** -0.5
     save_file(tensors, folder / "model.safetensors")
     return folder
 
 
 @pytest.mark.row("R-063")
 @pytest.mark.row("R-068")
-def test_a_model_with_quantised_experts_from_config_to_logits(tmp_path: Path) -> None:
-    """Quantised at load, kernels and all: logits within the bound of the dequantised model."""
-    architecture = next(a for a in architectures().values() if "experts" in tiny_text(a.folder))
-    source = ModelSource("tiny", "tiny", read_config(architecture.folder / "tiny.json"))
-    online = tmp_path / "online.json"
-    online.write_text(json.dumps({"moe": "fp8_per_channel", "linear": "int8_per_channel_weight_only"}))
-    made = build_model(
-        source, ["cpu"], tmp_path / "out", isas=(this_isa(),), dtype="float32", online=online
-    )
+def test_a_model_whose_experts_are_quantised_at_load(tmp_path: Path) -> None:
+    """From config to logits: kernels and loader against the dequantised model."""
+    folder, online = checkpoint(tmp_path / "model"), tmp_path / "online.json"
+    online.write_text(json.dumps({"moe": "fp8_per_channel", "linear": "fp8_per_tensor"}))
+    source, sets = resolve(str(folder)), (this_isa(),)
+    made = build_model(source, ["cpu"], tmp_path / "out", isas=sets, dtype="float32", online=online)
     subject = read_build(Path(made.folder))
-    cases = completed_cases(source, subject, None)
-    checks = check_model(ModelUnderTest(subject, None), cases)
+    checks = check_model(ModelUnderTest(subject, folder), completed_cases(source, subject, None))
     missed = [f"{c.subject} {c.what}: {c.error} {c.detail}" for c in checks if not c.passed]
     assert not missed, "\n".join(missed)
+    with pytest.raises(WeightsError) as told:
+        load_weights(
+            read_manifests(Path(made.folder) / "manifest.json")[0],
+            with_an_expert_less(folder, tmp_path),
+        )
+    assert "experts.gate_up_proj" in str(told.value) and "shape [" in str(told.value)
 
 
-def tiny_text(folder: Path) -> str:
-    return (folder / "tiny.json").read_text()
+def with_an_expert_less(folder: Path, tmp_path: Path) -> Path:
+    """A checkpoint whose stacks hold another number of experts than the config says."""
+    other = tmp_path / "other"
+    other.mkdir()
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {n: t[:-1].contiguous() if t.ndim == 3 else t for n, t in tensors.items()},
+        other / "model.safetensors",
+    )
+    return other
