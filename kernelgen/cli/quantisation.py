@@ -16,12 +16,13 @@ from kernelgen.core.errors import UsageError
 from kernelgen.core.jsonio import load_object
 from kernelgen.formats.announced import SIDE_FILES, read_announcement
 from kernelgen.formats.announcement import WHERE, Announcement
-from kernelgen.formats.assign import Module, assign
+from kernelgen.formats.assign import Module, Part, Several, assign
 from kernelgen.formats.online import Online, read_online
 from kernelgen.formats.several import refuse_several
 from kernelgen.formats.stored import StoredMatrix
 from kernelgen.ir.graph import Graph
-from kernelgen.ir.reformat import product_weights, with_formats
+from kernelgen.ir.parameters import parameters
+from kernelgen.ir.reformat import product_weights, router_weights, with_formats
 
 _MOST_BYTES = 16 << 20
 _WEIGHT = ".weight"
@@ -78,26 +79,39 @@ def formats_of(
     if quantisation.announced is None and quantisation.online is None:
         return Formats(graph, {}, (), ())
     announcement: Announcement | None = None
+    sizes = {
+        p.name: tuple(d for d in p.type.shape if isinstance(d, int)) for p in parameters(graph)
+    }
     if quantisation.announced is not None:
         announcement = read_announcement(quantisation.announced, stored == FLOAT16)
     products, modules, others = product_weights(graph), dict[str, Module](), list[str]()
-    parameter, several = dict[str, str](), list[str]()
+    parameter, several, routers = dict[str, str](), dict[str, Several](), router_weights(graph)
     for rule in rules:
         name = rule.name.removesuffix(_WEIGHT)
         if rule.take is not None or len(rule.shape) > 2:
-            several.append(rule.name)
+            several[name] = _with_part(several.get(name), rule, sizes[rule.parameter])
         elif len(rule.shape) == 2 and rule.name.endswith(_WEIGHT):
             modules[name] = Module(name, *rule.shape, rule.parameter in products)
             parameter[name] = rule.parameter
         elif rule.name.endswith(_WEIGHT):
             others.append(name)
     header = read_headers(source.folder) if source.folder is not None else None
-    plain = refuse_several(several, announcement, quantisation.online, header)
-    found = assign(modules, tuple(others), announcement, quantisation.online, header)
-    matrices = {parameter[name]: matrix for name, matrix in found.matrices.items()}
+    refuse_several((held.tensor for held in several.values()), announcement, header)
+    plain = frozenset(name for name, full in parameter.items() if full in routers)
+    found = assign(
+        modules, tuple(others), announcement, quantisation.online, header, several, plain
+    )
+    matrices = {parameter[name]: matrix for name, matrix in found.matrices.items()} | found.parts
     kinds = {name: matrix.kind for name, matrix in matrices.items()}
-    ignored, notes = _ignored(matrices, announcement), (*found.notes, *plain)
-    return Formats(with_formats(graph, kinds), matrices, ignored, notes)
+    ignored = _ignored(matrices, announcement)
+    return Formats(with_formats(graph, kinds), matrices, ignored, tuple(found.notes))
+
+
+def _with_part(held: Several | None, rule: TensorRule, shape: tuple[int, ...]) -> Several:
+    """A tensor of several matrices with one parameter more."""
+    part = Part(rule.parameter, shape, rule.take)
+    before = held.parts if held is not None else ()
+    return Several(rule.name, (*before, part), len(rule.shape) > 2)
 
 
 def _ignored(

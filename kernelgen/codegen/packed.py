@@ -28,11 +28,14 @@ def packed_source(matrix: StoredMatrix) -> dict[str, Any]:
             "factor_divides": packing.factor_divides,
         },
         "tensors": matrix.names,
+        **({"stack": matrix.stack} if matrix.stack > 1 else {}),
+        **({"take": list(matrix.take)} if matrix.take is not None else {}),
     }
 
 
 def packed_tensors(matrices: Iterable[StoredMatrix]) -> list[dict[str, Any]]:
-    """What the checkpoint must (or, `optional`, may) hold for them."""
+    """What the checkpoint must (or, `optional`, may) hold for them; what two share is said once."""
+    tensors = {tensor.name: tensor for matrix in matrices for tensor in matrix.tensors}
     return [
         {
             "name": tensor.name,
@@ -40,6 +43,5 @@ def packed_tensors(matrices: Iterable[StoredMatrix]) -> list[dict[str, Any]]:
             "dtypes": list(tensor.dtypes),
             **({"optional": True} if tensor.optional else {}),
         }
-        for matrix in matrices
-        for tensor in matrix.tensors
+        for tensor in tensors.values()
     ]

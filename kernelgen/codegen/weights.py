@@ -89,8 +89,10 @@ def panel_shape(matrix: tuple[int, ...], dtype: str) -> tuple[int, ...]:
 
 
 def packed_shape(kind: WeightFormat, matrix: tuple[int, ...], layout: str) -> tuple[int, ...]:
-    """Bytes of a packed matrix: `[panels, bytes of one]`, or all of them."""
-    n, k = matrix
+    """Bytes of a packed matrix: `[panels, bytes of one]`, or all of them. A stack `[E, N, K]`: each
+    matrix by itself, one after the other."""
+    n, k = matrix[-2:]
+    matrices = prod(matrix[:-2])
     if layout == "panel":
-        return (-(-n // PANEL), panel_bytes(kind, k))
-    return (row_sections(kind, n, k).bytes,)
+        return (matrices * -(-n // PANEL), panel_bytes(kind, k))
+    return (matrices * row_sections(kind, n, k).bytes,)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from kernelgen.core.errors import UnsupportedError, UsageError
 from kernelgen.formats.announcement import Announcement
-from kernelgen.formats.online import Online
+from kernelgen.formats.online import Online, Products
 from kernelgen.formats.stored import (
     Header,
     StoredMatrix,
     looks_quantised,
     online_matrix,
+    online_part,
     stored_matrix,
 )
 
@@ -27,11 +29,32 @@ class Module:
     product: bool
 
 
+@dataclass(frozen=True)
+class Part:
+    """A parameter `[N, K]` or `[E, N, K]` that lies with others in a plain tensor."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    take: tuple[int, int, int] | None
+
+
+@dataclass(frozen=True)
+class Several:
+    """A plain tensor of several matrices, and whether routed experts are what multiplies them."""
+
+    tensor: str
+    parts: tuple[Part, ...]
+    routed: bool
+
+
 @dataclass
 class Assignment:
-    """Quantised matrices by module, and what a person should know of the decision."""
+    """Quantised matrices by module, and what a person should know of the decision. `parts`: those
+    of tensors of several matrices, by parameter.
+    """
 
     matrices: dict[str, StoredMatrix] = field(default_factory=dict)
+    parts: dict[str, StoredMatrix] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -41,8 +64,12 @@ def assign(
     announcement: Announcement | None,
     online: Online | None,
     header: Header | None,
+    several: Mapping[str, Several] = MappingProxyType({}),
+    routers: frozenset[str] = frozenset(),
 ) -> Assignment:
-    """The format of every module. `others` are modules without a matrix (norms).
+    """The format of every module. `others` are modules without a matrix (norms), `several` those
+    whose tensor holds more than one, which are only quantised at load; `routers` are modules that
+    stay plain unless a target names them.
 
     What the header shows decides, the announcement only interprets it: a matrix that is stored
     plainly is plain, and one that is packed without being announced is a `UsageError`. A matrix is
@@ -67,20 +94,45 @@ def assign(
     if plain_anyway:
         found.notes.append(f"{plain_anyway} matrices are announced as quantised and stored plainly")
     if online is not None:
-        _ask(online, modules, others, found)
+        _ask(online, modules, _products(modules, others, several, routers), several, found)
     if announcement is not None and announcement.cache:
         found.notes.append(f"keys and values are asked as {announcement.cache}: they stay as wide"
                            " as activations")  # fmt: skip
     return found
 
 
+def _products(
+    modules: Mapping[str, Module],
+    others: tuple[str, ...],
+    several: Mapping[str, Several],
+    routers: frozenset[str],
+) -> Products:
+    plain = [name for name, module in modules.items() if module.product]
+    return Products(
+        linear=(
+            *(name for name in plain if name not in routers),
+            *(name for name, held in several.items() if not held.routed),
+        ),
+        routed=tuple(name for name, held in several.items() if held.routed),
+        routers=tuple(name for name in plain if name in routers),
+        others=(*others, *(name for name, module in modules.items() if not module.product)),
+    )
+
+
 def _ask(
-    online: Online, modules: Mapping[str, Module], others: tuple[str, ...], found: Assignment
+    online: Online,
+    modules: Mapping[str, Module],
+    products: Products,
+    several: Mapping[str, Several],
+    found: Assignment,
 ) -> None:
-    products = [name for name, module in modules.items() if module.product]
-    rest = (*others, *(name for name, module in modules.items() if not module.product))
     kept = 0
-    for name, kind in online.chosen(products, rest).items():
+    for name, kind in online.chosen(products).items():
+        if name in several:
+            for part in several[name].parts:
+                stored = online_part(several[name].tensor, part.shape, part.take, kind)
+                found.parts[part.parameter] = stored
+            continue
         if name in found.matrices:
             kept += 1
             continue

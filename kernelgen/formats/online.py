@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,24 +25,39 @@ _KEYS = ("linear", "moe", "ignore", "targets")
 
 
 @dataclass(frozen=True)
+class Products:
+    """Modules that a file may ask for, by name: matrices, `routed` experts, and `routers`, which
+    stay plain unless a target names them; `others` hold no product.
+    """
+
+    linear: tuple[str, ...]
+    routed: tuple[str, ...] = ()
+    routers: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Online:
-    """`linear`: the format of every product, or None; `targets` in the order of the file."""
+    """`linear`, `moe`: the format of every product of each kind, or None; `targets` in the order of
+    the file.
+    """
 
     linear: WeightFormat | None
+    moe: WeightFormat | None
     targets: tuple[tuple[Matcher, WeightFormat], ...]
     ignore: tuple[Matcher, ...]
 
-    def chosen(self, products: Iterable[str], others: Iterable[str]) -> dict[str, WeightFormat]:
-        """Module → format; `others` are modules that hold no product. Every contradiction is told
-        at once as a `UsageError`.
-        """
+    def chosen(self, products: Products) -> dict[str, WeightFormat]:
+        """Module → format. Every contradiction is told at once as a `UsageError`."""
         problems, found = ProblemList("quantization config"), dict[str, WeightFormat]()
-        products, used = list(products), set[Matcher]()
-        for module in others:
+        used = set[Matcher]()
+        usual = {name: self.linear for name in products.linear if name != "lm_head"}
+        usual |= {name: self.moe for name in products.routed}
+        for module in products.others:
             for pattern, _ in self.targets:
                 if pattern.matches(module):
                     problems.add(f"{pattern.text} matches {module}, which is no product")
-        for module in products:
+        for module in (*products.linear, *products.routed, *products.routers):
             mine = [(p, kind) for p, kind in self.targets if p.matches(module)]
             ignored = [p for p in self.ignore if p.matches(module)]
             used |= {p for p, _ in mine} | set(ignored)
@@ -51,10 +66,9 @@ class Online:
                 problems.add(f"{told} match {module}", allowed="one pattern for a module")
             if mine and ignored:
                 problems.add(f"{mine[0][0].text} and ignore {ignored[0].text} match {module}")
-            if mine:
-                found[module] = mine[0][1]
-            elif self.linear is not None and not ignored and module != "lm_head":
-                found[module] = self.linear
+            kind = mine[0][1] if mine else usual.get(module)
+            if kind is not None and (mine or not ignored):
+                found[module] = kind
         for pattern in dict.fromkeys([*(p for p, _ in self.targets), *self.ignore]):
             if pattern not in used:
                 problems.add(f"{pattern.text} matches no product of the model")
@@ -67,19 +81,20 @@ def read_online(data: Mapping[str, Any], where: str) -> Online:
     unknown = sorted(set(data) - set(_KEYS))
     if unknown:
         raise UsageError(f"key {quote(unknown[0])}", where=where, allowed=", ".join(_KEYS))
-    if data.get("moe") is not None:
-        raise UnsupportedError("experts are not quantised at load", where=f"{where}: moe")
-    targets, ignore, linear = data.get("targets"), data.get("ignore") or [], data.get("linear")
+    targets, ignore = data.get("targets"), data.get("ignore") or []
+    linear, moe = data.get("linear"), data.get("moe")
     if targets is not None and not isinstance(targets, dict):
         raise UsageError(f"is {quote(targets)}", where=f"{where}: targets", allowed="an object")
     if not isinstance(ignore, list) or not all(isinstance(i, str) for i in ignore):
         raise UsageError(f"is {quote(ignore)}", where=f"{where}: ignore", allowed="list of names")
-    if targets and linear is not None:
-        raise UsageError("linear and targets exclude each other", where=where)
-    if not targets and linear is None:
-        raise UsageError("asks for nothing", where=where, allowed="linear or targets")
+    for key, value in (("linear", linear), ("moe", moe)):
+        if targets and value is not None:
+            raise UsageError(f"{key} and targets exclude each other", where=where)
+    if not targets and linear is None and moe is None:
+        raise UsageError("asks for nothing", where=where, allowed="linear, moe or targets")
     return Online(
         None if linear is None else online_format(linear, f"{where}: linear"),
+        None if moe is None else online_format(moe, f"{where}: moe"),
         tuple(
             (wildcard_or_regex(str(name)), online_format(kind, f"{where}: targets.{name}"))
             for name, kind in (targets or {}).items()

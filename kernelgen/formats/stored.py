@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from kernelgen.core.errors import UnsupportedError, UsageError
 from kernelgen.formats.announcement import Scheme
@@ -31,7 +32,9 @@ class FileTensor:
 class StoredMatrix:
     """A quantised matrix `[n, k]`: its format, and the tensors it is read or made from.
 
-    `packing` None: one plain tensor (`weight`), quantised when it is loaded.
+    `packing` None: one plain tensor (`weight`), quantised when it is loaded. It may then be a
+    `stack` of matrices, each with scales of its own; `take` as in `TensorRule`: their rows among
+    those of the tensor.
     """
 
     kind: WeightFormat
@@ -39,6 +42,8 @@ class StoredMatrix:
     n: int
     k: int
     tensors: tuple[FileTensor, ...]
+    stack: int = 1
+    take: tuple[int, int, int] | None = None
 
     @property
     def names(self) -> dict[str, str]:
@@ -75,6 +80,18 @@ def online_matrix(module: str, n: int, k: int, kind: WeightFormat) -> StoredMatr
     """A plain matrix that is quantised when it is loaded."""
     tensor = FileTensor("weight", f"{module}.weight", (n, k), PLAIN)
     return StoredMatrix(kind, None, n, k, (tensor,))
+
+
+def online_part(
+    tensor: str, shape: tuple[int, ...], take: tuple[int, int, int] | None, kind: WeightFormat
+) -> StoredMatrix:
+    """The same of a parameter `shape` = `[N, K]` or `[E, N, K]` that is a part of a plain tensor,
+    or a stack of matrices; the tensor has the parameter's axes.
+    """
+    *stack, n, k = shape
+    _, count, period = take or (0, n, n)
+    whole = FileTensor("weight", tensor, (*stack, n // count * period, k), PLAIN)
+    return StoredMatrix(kind, None, n, k, (whole,), prod(stack), take)
 
 
 def _suffix(module: str, packing: Packing, header: Header) -> Packing:

@@ -11,7 +11,6 @@ import numpy as np
 
 from kernelgen.core.dtypes import dtype as dtype_named
 from kernelgen.formats import WeightFormat, element_type
-from kernelgen.formats.reference import dequantise
 from kernelgen.ir.graph import Role
 from kernelgen.ops.step import DenseCache
 from kernelgen.verify.arguments import Ids, Tables, block_tables, token_ids
@@ -20,7 +19,7 @@ from kernelgen.verify.cache_pool import CachePlace, dense_cache, filled_pool
 from kernelgen.verify.chosen_experts import chosen_experts
 from kernelgen.verify.evaluate import table_tensor
 from kernelgen.verify.layouts import PagePart, laid_out
-from kernelgen.verify.packed import PACKERS, random_matrix
+from kernelgen.verify.packed import random_packed
 from kernelgen.verify.place import Buffer, Place
 from kernelgen.verify.scenario import Scenario
 from kernelgen.verify.tensors import Generator, Tensor
@@ -81,11 +80,10 @@ def random_weights(built: Built, kernel: BuiltKernel, where: Place) -> Weights:
             continue
         kind = element_type(operand.dtype)
         if isinstance(kind, WeightFormat):
-            n, k = operand.sizes(0, 0)
             seed = zlib.crc32(f"{kernel.name} {operand.name}".encode())
-            parts = random_matrix(kind, n, k, np.random.default_rng(seed))
-            meant[operand.name] = torch.from_numpy(dequantise(kind, parts))
-            packed = PACKERS[operand.layout](kind, parts)
+            shape = operand.sizes(0, 0)
+            value, packed = random_packed(kind, shape, operand.layout, np.random.default_rng(seed))
+            meant[operand.name] = torch.from_numpy(value)
             given[operand.name] = where.copy(torch.from_numpy(packed))
         else:
             plain = _weight(built, operand, made)

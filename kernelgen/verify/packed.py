@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from kernelgen.formats import WeightFormat
 from kernelgen.formats.device import CHUNK, PANEL, SECTION, padded_k
 from kernelgen.formats.format import WHOLE
-from kernelgen.formats.reference import Quantised, over_rows, quantise
+from kernelgen.formats.reference import Quantised, dequantise, over_rows, quantise
 from kernelgen.formats.scales import stored_scales
 
 
@@ -24,6 +25,16 @@ def random_matrix(kind: WeightFormat, n: int, k: int, rng: np.random.Generator) 
     if parts.factor is not None:
         parts = replace(parts, factor=parts.factor * rng.uniform(0.5, 2, n).astype(np.float32))
     return parts
+
+
+def random_packed(
+    kind: WeightFormat, shape: tuple[int, ...], layout: str, rng: np.random.Generator
+) -> tuple[Any, Any]:
+    """A random matrix `[N, K]`, or a stack `[E, N, K]`: float64 as meant, bytes as given."""
+    *stack, n, k = shape
+    parts = [random_matrix(kind, n, k, rng) for _ in range(math.prod(stack))]
+    meant = np.stack([dequantise(kind, one) for one in parts]).reshape(shape)
+    return meant, np.concatenate([PACKERS[layout](kind, one) for one in parts])
 
 
 def device_codes(kind: WeightFormat, parts: Quantised) -> tuple[Any, Any]:

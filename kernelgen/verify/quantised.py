@@ -16,7 +16,8 @@ from kernelgen.formats.unpack import unpack
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """One matrix `[n, k]`; `packing` None: quantised from a plain tensor at load."""
+    """One matrix `[n, k]`; `packing` None: quantised from a plain tensor at load, then perhaps a
+    `stack` of them, whose rows the tensor has among others where there is a `take`."""
 
     kind: WeightFormat
     packing: Packing | None
@@ -24,6 +25,8 @@ class PackedMatrix:
     k: int
     tensors: Mapping[str, str]
     """part → tensor of the checkpoint"""
+    stack: int = 1
+    take: tuple[int, int, int] | None = None
 
 
 def packed_matrices(manifest: Mapping[str, Any]) -> dict[str, PackedMatrix]:
@@ -35,8 +38,15 @@ def packed_matrices(manifest: Mapping[str, Any]) -> dict[str, PackedMatrix]:
             data, how = source["packed"], source["packed"]["packing"]
             packing = None if how is None else Packing(name="", **how)
             kind = weight_format(data["format"])
+            take = tuple(data["take"]) if "take" in data else None
             found[weight["name"]] = PackedMatrix(
-                kind, packing, data["rows"], data["cols"], data["tensors"]
+                kind,
+                packing,
+                data["rows"],
+                data["cols"],
+                data["tensors"],
+                data.get("stack", 1),
+                take,
             )
     return found
 
@@ -57,13 +67,27 @@ def load_matrices(folder: Path, matrices: Mapping[str, PackedMatrix]) -> dict[st
         if missing:
             raise UsageError(f"tensor {missing[0]} is missing", where=str(folder))
         if matrix.packing is None:
-            held = quantise(matrix.kind, parts["weight"].float().numpy())
-        else:
-            arrays = {part: _array(tensor) for part, tensor in parts.items()}
-            _widen(matrix.kind, arrays, parts)
-            held = unpack(matrix.kind, matrix.packing, arrays, matrix.n, matrix.k)
+            found[parameter] = _quantised(matrix, parts["weight"])
+            continue
+        arrays = {part: _array(tensor) for part, tensor in parts.items()}
+        _widen(matrix.kind, arrays, parts)
+        held = unpack(matrix.kind, matrix.packing, arrays, matrix.n, matrix.k)
         found[parameter] = torch.from_numpy(dequantise(matrix.kind, held)).float()
     return found
+
+
+def _quantised(matrix: PackedMatrix, tensor: Any) -> Any:
+    """A plain tensor's matrices once they are quantised, each by itself."""
+    import torch
+
+    first, count, period = matrix.take or (0, matrix.n, matrix.n)
+    runs = tensor.reshape(-1, period, matrix.k)[:, first : first + count]
+    kind = matrix.kind
+    made = [
+        torch.from_numpy(dequantise(kind, quantise(kind, one.float().numpy()))).float()
+        for one in runs.reshape(matrix.stack, matrix.n, matrix.k)
+    ]
+    return torch.stack(made) if tensor.ndim == 3 else made[0]
 
 
 def _widen(kind: WeightFormat, arrays: dict[str, Any], parts: Mapping[str, Any]) -> None:

@@ -91,7 +91,7 @@ class LLM:
         self.manifest = manifest = device.manifest
         self.device = open_device(device)
         self.laps.end("device")
-        self.limits = limits = resolve_limits(
+        limits = resolve_limits(
             manifest,
             max_num_seqs,
             max_num_batched_tokens,

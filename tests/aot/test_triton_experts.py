@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_moe import NAN, NO_STEP, SHAPES, Shape, block_of, end, operands, wrong
+from moe_blocks import GIVEN, NAN, NO_STEP, SHAPES, Shape, block_of, end, operands, wrong
 
 from kernelgen.codegen.cuda.launches import Operand, Parameter, Pointer
 from kernelgen.codegen.families import catalogue
@@ -26,7 +26,9 @@ from kernelgen.spec.model import CacheSpec
 from kernelgen.verify.bounds import evaluate_bounded
 from kernelgen.verify.interpreter import interpret
 
-PLANS = {"decode": 2, "mixed": 12}
+PLANS = {"one": 1, "decode": 2, "mixed": 12}
+PHASES = {"one": "decode"}
+"""of plans that are not called by it"""
 ELEMENTS = {"*fp32": torch.float32, "*i32": torch.int32, "*u8": torch.uint8}
 
 
@@ -35,21 +37,23 @@ class Planned:
 
     def __init__(self, shape: Shape) -> None:
         self.block: Block = block_of(shape, FLOAT32)
+        self.layouts: dict[str, str] = {}
         device = parse_target("sm_90")
         schema = cache_schema(((0, CacheSpec(1, 2, None, FLOAT32)),))
         self.layout = StepLayout(schema, args_layout(schema, 64, 64, 64))
         graph = Graph("moe", (self.block, end()), (Placement(0, None), Placement(1, None)))
         self.plans = {}
-        for phase, size in PLANS.items():  # sizes this small would all go pair by pair
-            left = [f for f in catalogue(device) if (f.name, phase) != ("experts_pairs", "mixed")]
-            self.plans[phase] = Planner(graph, device, device.target, left).plan(phase, size)
+        for name, size in PLANS.items():  # sizes this small would all go pair by pair
+            left = [f for f in catalogue(device) if (f.name, name) != ("experts_pairs", "mixed")]
+            planner = Planner(graph, device, device.target, left)
+            self.plans[name] = planner.plan(PHASES.get(name, name), size)
 
     def run(self, plan: Plan, outside: dict[str, torch.Tensor]) -> torch.Tensor:
         """The block's result; buffers have all rows of the plan, those behind the step's NaN."""
         tokens = len(outside["x"])
         args = torch.zeros(self.layout.args.words, dtype=torch.int32)
         args[0], args[1] = tokens, tokens
-        held: dict[str, Any] = dict(outside)
+        held: dict[str, Any] = {n: outside.get(GIVEN + n, t) for n, t in outside.items()}
         padded = torch.full((plan.size, outside["x"].shape[1]), NAN)
         padded[:tokens] = outside["x"]
         held["x"] = padded
@@ -85,27 +89,50 @@ def _value(
 
 
 @cache
-def planned(name: str) -> Planned:
-    return Planned(SHAPES[name])
+def planned(shape: Shape) -> Planned:
+    return Planned(shape)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize(("phase", "tokens"), [("decode", 2), ("decode", 1), ("mixed", 11)])
+@pytest.mark.parametrize(
+    ("phase", "tokens"), [("one", 1), ("decode", 2), ("decode", 1), ("mixed", 11)]
+)
 def test_kernels_are_right(name: str, phase: str, tokens: int) -> None:
-    made, shape = planned(name), SHAPES[name]
+    made, shape = planned(SHAPES[name]), SHAPES[name]
     given = operands(made, shape, tokens, seed=3)
     assert wrong(made, given, made.run(made.plans[phase], given), shape) == 0
 
 
-def test_both_ways_are_planned() -> None:
-    kinds = {p: {k.match.family.name for k in planned("softmax").plans[p].kernels} for p in PLANS}
-    assert "experts_pairs" in kinds["decode"] and "route" in kinds["decode"]
-    assert "experts_sorted" in kinds["mixed"]
+def test_all_ways_are_planned() -> None:
+    """One token: three launches from the router to the sum; a prompt by expert."""
+    plans = planned(SHAPES["softmax"]).plans
+    ops = [set(k.ops) for k in plans["one"].kernels[:-1]]
+    assert len(ops) == 3
+    assert {"mlp.input", "mlp.router", "mlp.shared.act"} <= ops[0]
+    assert {"mlp.router.choose", "mlp.router.weigh", "mlp.experts.act"} <= ops[1]
+    assert {"mlp.experts.down", "mlp.shared.down", "mlp.residual"} <= ops[2]
+    assert "experts_sorted" in {k.match.family.name for k in plans["mixed"].kernels}
+    groups = planned(SHAPES["a rank of three"]).plans["one"]
+    assert "route" in {k.match.family.name for k in groups.kernels}
 
 
-@pytest.mark.parametrize("phase", PLANS)
+FORMATS = ("mxfp4", "nvfp4", "fp8_channel", "fp8_block128", "int4_g32", "int8_g64_zp")
+
+
+@pytest.mark.row("R-068")
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("phase", "tokens"), [("one", 1), ("mixed", 11)])
+def test_quantised_experts(kind: str, phase: str, tokens: int) -> None:
+    inner = 45 if kind.startswith("fp8") else 64
+    shape = Shape(hidden=192 if inner == 64 else 150, inner=inner, shared=0, format=kind)
+    made = planned(shape)
+    given = operands(made, shape, tokens, seed=3)
+    assert wrong(made, given, made.run(made.plans[phase], given), shape) == 0
+
+
+@pytest.mark.parametrize("phase", ["decode", "mixed"])
 def test_equal_logits_and_a_token_that_is_no_number(phase: str) -> None:
-    made, shape = planned("softmax"), SHAPES["softmax"]
+    made, shape = planned(SHAPES["softmax"]), SHAPES["softmax"]
     given = operands(made, shape, 2)
     given["mlp.router.weight"].zero_()
     exact = {n: t.double() for n, t in given.items()}
@@ -121,6 +148,30 @@ def test_equal_logits_and_a_token_that_is_no_number(phase: str) -> None:
 
 @pytest.mark.parametrize("phase", PLANS)
 def test_no_tokens(phase: str) -> None:
-    made = planned("softmax")
+    made = planned(SHAPES["softmax"])
     given = operands(made, SHAPES["softmax"], 1)
     assert len(made.run(made.plans[phase], given | {"x": given["x"][:0]})) == 0
+
+
+def test_one_token_with_equal_logits_and_one_that_is_no_number() -> None:
+    """The choice inside the kernel of the products takes the lower experts, and NaN stays NaN."""
+    shape = SHAPES["softmax"]
+    made = planned(shape)
+    given = operands(made, shape, 1)
+    given["mlp.router.weight"].zero_()
+    assert wrong(made, given, made.run(made.plans["one"], given), shape, every=True) == 0
+    given["x"][0, 3] = NAN
+    assert made.run(made.plans["one"], given).isnan().all()
+
+
+@pytest.mark.parametrize("phase", ["decode", "mixed"])
+def test_all_tokens_to_the_same_experts(phase: str) -> None:
+    """A router that prefers three experts whatever the row: the others are never read."""
+    shape = SHAPES["softmax"]
+    made, tokens = planned(shape), PLANS[phase] - 1
+    given = operands(made, shape, tokens)
+    given["x"] = given["x"].abs() + 0.1
+    given["mlp.router.weight"] = torch.linspace(-1, 1, 11)[:, None].expand(-1, 37).contiguous()
+    for part in ("gate", "up", "down"):
+        given[f"mlp.experts.{part}.weight"][:8] = NAN
+    assert wrong(made, given, made.run(made.plans[phase], given), shape, every=True) == 0

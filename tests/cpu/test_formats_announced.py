@@ -16,7 +16,7 @@ from kernelgen.formats import weight_format
 from kernelgen.formats.announced import read_announcement
 from kernelgen.formats.announcement import Scheme
 from kernelgen.formats.assign import Module, assign
-from kernelgen.formats.online import read_online
+from kernelgen.formats.online import Products, read_online
 from kernelgen.formats.stored import stored_matrix
 from kernelgen.spec.config import ConfigFile
 
@@ -196,7 +196,7 @@ def test_targets_choose_modules() -> None:
 )
 def test_contradicting_targets(data: dict[str, Any], told: str) -> None:
     with pytest.raises(KernelgenError) as caught:
-        read_online(data, "file").chosen(MODULES, ["a.norm"])
+        read_online(data, "file").chosen(Products(tuple(MODULES), others=("a.norm",)))
     assert told in str(caught.value)
 
 
@@ -207,7 +207,8 @@ def test_contradicting_targets(data: dict[str, Any], told: str) -> None:
         ({"linear": "fp8"}, "file: linear: is 'fp8' (allowed: fp8_per_tensor"),
         ({"linear": "int4_g32_zp"}, "without zero points"),
         ({"linear": "mxfp4", "targets": {"a": "mxfp4"}}, "exclude each other"),
-        ({"moe": "mxfp4"}, "experts are not quantised at load"),
+        ({"moe": "mxfp4", "targets": {"a": "mxfp4"}}, "moe and targets exclude each other"),
+        ({"moe": "fp8"}, "file: moe: is 'fp8' (allowed: fp8_per_tensor"),
         ({"layers": "mxfp4"}, "key 'layers' (allowed: linear, moe, ignore, targets)"),
         ({"targets": ["a"]}, "targets: is ['a']"),
     ],

@@ -1,4 +1,4 @@
-"""Quantised models with routed experts: stacks of experts stay plain or are refused by name."""
+"""Quantised experts as data: which tensors are quantised at load, which are refused by name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 from kernelgen.archs.registry import architectures
 from kernelgen.cli.model import resolve
 from kernelgen.cli.pipeline import lowered
+from kernelgen.codegen.families import catalogue
 from kernelgen.core.errors import KernelgenError, UnsupportedError
-from kernelgen.formats import weight_format
+from kernelgen.formats import WeightFormat, weight_format
 from kernelgen.formats.announced import read_announcement
-from kernelgen.formats.online import read_online
 from kernelgen.formats.several import refuse_several
+from kernelgen.hw import parse_target
 from kernelgen.ir.parameters import parameters
 from kernelgen.ir.reformat import with_formats
+from kernelgen.planner.planner import Planner
 
 STACK = "model.layers.0.experts.gate_up"
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
@@ -41,26 +43,41 @@ def asked(folder: Path, data: dict[str, Any]) -> Any:
     return lowered(resolve(str(folder)), "bfloat16", path)
 
 
-def test_linear_leaves_stacks_plain_and_says_so(tmp_path: Path) -> None:
-    model = asked(routed(tmp_path), {"linear": "fp8_per_channel"})
-    packed = {
-        p.name for p in parameters(model.graph) if p.type.dtype == weight_format("fp8_channel")
-    }
-    assert packed and packed == set(model.matrices)
-    assert not any(len(p.type.shape) == 3 for p in parameters(model.graph) if p.name in packed)
-    assert any("tensors of several matrices stay plain" in note for note in model.notes)
+def formats_in(model: Any) -> dict[str, str]:
+    """Kind of parameter → format, of what is packed: `mlp.experts.up`, `mlp.router`, …"""
+    found: dict[str, set[str]] = {}
+    for p in parameters(model.graph):
+        if isinstance(p.type.dtype, WeightFormat):
+            kind = ".".join(p.name.split(".")[2:-1])
+            found.setdefault(kind, set()).add(p.type.dtype.name)
+    assert all(len(kinds) == 1 for kinds in found.values())
+    return {kind: names.pop() for kind, names in found.items()}
 
 
-def test_a_target_on_a_stack_is_refused_by_name(tmp_path: Path) -> None:
-    folder = routed(tmp_path)
-    plain = lowered(resolve(str(folder)), "bfloat16")
-    rules = plain.architecture.checkpoint(plain.spec, plain.graph)
-    names = {r.name.removesuffix(".weight") for r in rules if r.take or len(r.shape) == 3}
-    assert len(names) > 1
-    for name in sorted(names)[:4]:
-        with pytest.raises(UnsupportedError) as told:
-            asked(folder, {"targets": {name: "fp8_per_channel"}})
-        assert name in str(told.value)
+def test_linear_leaves_experts_and_the_router_plain(tmp_path: Path) -> None:
+    found = formats_in(asked(routed(tmp_path), {"linear": "fp8_per_channel"}))
+    assert {"attn.q", "mlp.shared.gate", "mlp.shared.up", "mlp.shared.down"} <= set(found)
+    assert not any(".experts." in kind or kind.endswith("router") for kind in found)
+
+
+def test_experts_have_a_format_of_their_own(tmp_path: Path) -> None:
+    model = asked(routed(tmp_path), {"linear": "fp8_per_channel", "moe": "mxfp4"})
+    found = formats_in(model)
+    experts = {kind: name for kind, name in found.items() if ".experts." in kind}
+    assert experts == {f"mlp.experts.{part}": "mxfp4" for part in ("gate", "up", "down")}
+    assert found["attn.q"] == "fp8_channel" and "mlp.router" not in found
+    gate, up = (
+        next(m for name, m in model.matrices.items() if name.endswith(f"experts.{part}.weight"))
+        for part in ("gate", "up")
+    )
+    assert gate.names == up.names and gate.stack == up.stack > 1
+    assert gate.take == (0, gate.n, 2 * gate.n) and up.take == (up.n, up.n, 2 * up.n)
+
+
+def test_targets_name_stacks_and_routers(tmp_path: Path) -> None:
+    targets = {"*.experts.down_proj": "int4_per_group_32", "*.router": "fp8_per_tensor"}
+    found = formats_in(asked(routed(tmp_path), {"targets": targets}))
+    assert found == {"mlp.experts.down": "int4_g32", "mlp.router": "fp8_tensor"}
 
 
 def test_an_announced_stack_is_refused_by_name(tmp_path: Path) -> None:
@@ -88,19 +105,25 @@ def test_an_announced_stack_is_refused_by_name(tmp_path: Path) -> None:
 def test_what_the_header_shows_decides(config: Any, header: Any, refused: bool) -> None:
     announcement = read_announcement(config, False)
     if not refused:
-        assert refuse_several([STACK], announcement, None, header) == ()
+        refuse_several([STACK], announcement, header)
         return
     with pytest.raises(UnsupportedError, match=f"{STACK} is quantised"):
-        refuse_several([STACK], announcement, None, header)
+        refuse_several([STACK], announcement, header)
 
 
-def test_experts_cannot_be_asked_for() -> None:
-    with pytest.raises(UnsupportedError, match="experts are not quantised at load"):
-        read_online({"linear": "fp8_per_channel", "moe": "fp8_per_channel"}, "online.json")
+@pytest.mark.parametrize("target", ["cpu", "sm_90"])
+def test_every_stack_has_a_plan(target: str, tmp_path: Path) -> None:
+    """Quantised stacks are planned in both phases, few rows pair by pair."""
+    model = asked(routed(tmp_path), {"moe": "mxfp4"})
+    device = parse_target(target)
+    planner = Planner(model.graph, device, device.target, catalogue(device))
+    families = {k.match.family.name for k in planner.plan("decode", 1).kernels}
+    assert "experts_pairs" in families
+    assert planner.plan("mixed", 512).launches
 
 
-def test_no_graph_has_a_quantised_stack(tmp_path: Path) -> None:
+def test_a_vector_is_no_matrix(tmp_path: Path) -> None:
     graph = lowered(resolve(str(routed(tmp_path))), "bfloat16").graph
-    stack = next(p.name for p in parameters(graph) if len(p.type.shape) == 3)
+    norm = next(p.name for p in parameters(graph) if len(p.type.shape) == 1)
     with pytest.raises(KernelgenError, match="only matrices are"):
-        with_formats(graph, {stack: weight_format("fp8_channel")})
+        with_formats(graph, {norm: weight_format("fp8_channel")})

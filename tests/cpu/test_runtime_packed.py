@@ -20,7 +20,7 @@ from kernelgen.formats import weight_format
 from kernelgen.formats.announcement import Scheme
 from kernelgen.formats.format import FIXED
 from kernelgen.formats.reference import quantise
-from kernelgen.formats.stored import StoredMatrix, online_matrix, stored_matrix
+from kernelgen.formats.stored import StoredMatrix, online_matrix, online_part, stored_matrix
 from kernelgen.verify.packed import PACKERS
 
 TYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8"}
@@ -52,7 +52,8 @@ def as_torch(array: Any) -> torch.Tensor:
 
 
 def filled(matrix: StoredMatrix, layout: str, source: Tensors, block_bytes: int = 4096) -> Any:
-    shape = packed_shape(matrix.kind, (matrix.n, matrix.k), layout)
+    stack = (matrix.stack,) if matrix.stack > 1 else ()
+    shape = packed_shape(matrix.kind, (*stack, matrix.n, matrix.k), layout)
     problems: list[str] = []
     entry = {"name": "w", "dtype": "uint8", "shape": list(shape), "layout": layout}
     entry["source"] = {"packed": packed_source(matrix)}
@@ -135,3 +136,37 @@ def test_activation_order() -> None:
     order[:] = order.flip(0)
     with pytest.raises(WeightsError, match="desc_act = false"):
         filled(matrix, "rows", source)
+
+
+@pytest.mark.row("R-063")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "fp8_tensor", "fp8_block128", "int4_g32"])
+def test_stacks_are_quantised_matrix_by_matrix(name: str, layout: str) -> None:
+    """Gate above up in one tensor: each matrix has scales of its own, and of the larger half's rows
+    nothing comes to the other."""
+    kind, experts, n, k = weight_format(name), 3, 150, 96
+    made = torch.Generator().manual_seed(4)
+    plain = torch.randn(experts, 2 * n, k, generator=made) * torch.tensor([1.0, 30.0, 0.1])[
+        :, None, None
+    ]  # fmt: skip
+    plain[:, :n] *= 7
+    source = Tensors({"gate_up": plain})
+    for first in (0, n):
+        matrix = online_part("gate_up", (experts, n, k), (first, n, 2 * n), kind)
+        assert matrix.tensors[0].shape == plain.shape
+        wanted = [
+            PACKERS[layout](kind, quantise(kind, one.numpy()))
+            for one in plain[:, first : first + n]
+        ]
+        for block_bytes in (1, 1 << 20):
+            found = filled(matrix, layout, source, block_bytes)
+            assert np.array_equal(found, np.concatenate(wanted))
+
+
+def test_a_stack_is_only_quantised_here() -> None:
+    matrix = stored_matrix("m", 128, 64, Scheme("mxfp4", "nibbles"), None)
+    source = packed_source(matrix) | {"stack": 2}
+    entry = {"name": "w", "dtype": "uint8", "shape": [1], "layout": "rows"}
+    problems: list[str] = []
+    read_weight(Fields(entry | {"source": {"packed": source}}, "", problems))
+    assert any("stack: and take are for matrices that are quantised here" in p for p in problems)

@@ -160,7 +160,9 @@ def _sorted_scratch(region: Region, roles: ExpertRoles, sizes: Sizes) -> int:
     """Prepared rows of all pairs, then the pair of each (lib/experts.h)."""
     k = region.value(roles.anchors[0].inputs[0]).type.row_width
     pairs = region.value(roles.ids).type.elements(sizes.capacity)
-    lines = -(-4 * (k + k % 2) // 64) | 1
+    kind = region.value(roles.stacks[0]).type.dtype
+    k = padded_k(kind, k) if isinstance(kind, WeightFormat) else k + k % 2
+    lines = -(-4 * k // 64) | 1
     return pairs * lines * 64 + -(-4 * pairs // 64) * 64
 
 

@@ -33,6 +33,8 @@ class LinearRoles:
     k: int
     prologue: tuple[Node, ...]
     groups: tuple[LinearGroup, ...]
+    keeps: bool = False
+    """whether the prepared row is stored too, for others to read"""
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,11 @@ class HeadRoles:
     sample: Node
 
 
-def linear_roles(region: Region) -> LinearRoles | Refusal | None:
-    """The region as projections of one row; None when it holds none."""
+def linear_roles(region: Region, *, keeps: bool = False) -> LinearRoles | Refusal | None:
+    """The region as projections of one row; None when it holds none.
+
+    `keeps`: whether the kernel can also store the row that it prepares.
+    """
     anchors = region.with_trait(Trait.MATMUL)
     if not anchors:
         return None
@@ -77,7 +82,7 @@ def linear_roles(region: Region) -> LinearRoles | Refusal | None:
     prologue, epilogue = _around(region, anchors)
     return (
         _two_formats(region, anchors)
-        or _bad_prologue(region, x, prologue)
+        or _bad_prologue(region, x, prologue, keeps)
         or _bad_epilogue(region, epilogue)
         or _grouped(region, x, anchors, prologue, epilogue)
     )
@@ -160,13 +165,15 @@ def _around(region: Region, anchors: tuple[Node, ...]) -> tuple[tuple[Node, ...]
     return tuple(early), tuple(n for n in rest if n not in early)
 
 
-def _bad_prologue(region: Region, x: str, prologue: tuple[Node, ...]) -> Refusal | None:
+def _bad_prologue(
+    region: Region, x: str, prologue: tuple[Node, ...], keeps: bool
+) -> Refusal | None:
     allowed = Trait.POINTWISE | Trait.ROW_REDUCE | Trait.SELECT
     for node in prologue:
         if not node.op.has(allowed):
             return Refusal(f"{node.op.kind} cannot prepare the row of a projection")
         out = node.outputs[0]
-        if not region.only_inside(out):
+        if not region.only_inside(out) and not (keeps and out == x):
             readers = _outside_readers(region, out)
             why = "every tile of the product would compute it, storing it once is cheaper"
             return Refusal(f"{out} is also read by {readers}: {why}")
@@ -236,7 +243,8 @@ def _grouped(
             )
         )
     k = region.value(x).type.row_width
-    return LinearRoles(x=x, k=k, prologue=prologue, groups=tuple(groups))
+    kept = bool(prologue) and not region.only_inside(x)
+    return LinearRoles(x=x, k=k, prologue=prologue, groups=tuple(groups), keeps=kept)
 
 
 def row_roles(region: Region, *, side_by_side: bool = False) -> RowRoles | Refusal | None:

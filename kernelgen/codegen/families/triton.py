@@ -6,20 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
-from kernelgen.codegen.families.triton_experts import (
-    experts_roles,
-    quote_pairs,
-    quote_route,
-    quote_sorted,
-    route_roles_of,
-)
+from kernelgen.codegen.families.triton_experts import experts_roles
+from kernelgen.codegen.families.triton_experts_pairs import quote_pairs
+from kernelgen.codegen.families.triton_experts_sorted import quote_sorted
 from kernelgen.codegen.families.triton_family import Quoter, TritonFamily
 from kernelgen.codegen.families.triton_fixed import MOST, ONE, SOME, FixedFamily, gemm_of_any
 from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_head import head_sample_roles, quote_head
-from kernelgen.codegen.families.triton_linear import product_roles, quote_product
+from kernelgen.codegen.families.triton_linear import gemv_roles, product_roles, quote_product
 from kernelgen.codegen.families.triton_packed import (
     PackedGemvTile,
     PackedTile,
@@ -28,6 +24,7 @@ from kernelgen.codegen.families.triton_packed import (
     packed_roles,
 )
 from kernelgen.codegen.families.triton_prefill import prefill_roles, quote_prefill
+from kernelgen.codegen.families.triton_route import quote_route, route_roles_of
 from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
 from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
@@ -79,7 +76,7 @@ def triton_families(
 
 _FAMILIES: Sequence[_Named] = (
     ("head_sample", head_sample_roles, quote_head, _BY_SIZE),
-    ("gemv", product_roles, quote_product(GemvTile, gemv), _ONE_ROW),
+    ("gemv", gemv_roles, quote_product(GemvTile, gemv), _ONE_ROW),
     ("sliced", product_roles, quote_product(SlicedTile, sliced), _FEW_ROWS),
     ("skinny", product_roles, quote_product(SkinnyTile, skinny), _FEW_ROWS),
     ("gemm", product_roles, quote_product(GemmTile, gemm), _MANY_ROWS),
@@ -89,8 +86,8 @@ _FAMILIES: Sequence[_Named] = (
     ("attention_decode", decode_roles, quote_decode, _PARTS),
     ("attention_prefill", prefill_roles, quote_prefill, _BY_SIZE),
     ("route", route_roles_of, quote_route, _BY_SIZE),
-    ("experts_pairs", experts_roles(True), quote_pairs, _PAIRS),
-    ("experts_sorted", experts_roles(False), quote_sorted, _BY_SIZE),
+    ("experts_pairs", experts_roles(alone=False), quote_pairs, _PAIRS),
+    ("experts_sorted", experts_roles(alone=True), quote_sorted, _BY_SIZE),
     ("sample", sample_roles, quote_sample, _BY_SIZE),
     ("rows", rows_roles, quote_rows, _BY_SIZE),
 )
@@ -100,7 +97,7 @@ _FIXED: Sequence[tuple[str, Callable[[Region, str], Any], Quoter, Sizes]] = (
     ("packed", packed_roles, quote_product(PackedTile, packed), SOME),
     ("attention_fixed", prefill_roles, quote_prefill, SOME),
     ("route", route_roles_of, quote_route, ONE),
-    ("experts_sorted", experts_roles(False), quote_sorted, SOME),
+    ("experts_sorted", experts_roles(alone=True), quote_sorted, SOME),
     ("sample", sample_roles, quote_sample, MOST),
     ("rows", rows_roles, quote_rows, ONE),
 )

@@ -31,6 +31,14 @@ def product_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
     return roles
 
 
+def gemv_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
+    """The same, for a kernel that can also store the one row that it prepares."""
+    roles = region.recall(("linear", "keeps"), lambda: linear_roles(region, keeps=True))
+    if isinstance(roles, LinearRoles) and packed_format(region, roles) is not None:
+        return Refusal("its matrices are packed")
+    return roles
+
+
 def quote_product(kind: type[ProductTile], choose: Chooser) -> Quoter:
     """The quote of the family whose tiles are of a kind that `choose` knows."""
 

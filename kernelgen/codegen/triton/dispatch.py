@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping
 
 from kernelgen.codegen.cuda.launches import GpuKernel
 from kernelgen.codegen.triton.attention import decode_kernel, prefill_kernel
-from kernelgen.codegen.triton.experts import pairs_kernel, route_kernel, sorted_kernel
+from kernelgen.codegen.triton.experts_pairs import pairs_kernel
+from kernelgen.codegen.triton.experts_sorted import sorted_kernel
 from kernelgen.codegen.triton.gemm_tma import tma_kernel
 from kernelgen.codegen.triton.head import head_kernel
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, triton_kernel
+from kernelgen.codegen.triton.route import route_kernel
 from kernelgen.codegen.triton.sample import sample_kernel
 from kernelgen.planner.plan import Kernel
 

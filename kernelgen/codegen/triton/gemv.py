@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kernelgen.codegen.families.roles import LinearRoles
+from kernelgen.codegen.families.triton_block import next_power_of_two
 from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.triton.expressions import stored, triton_name
+from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.order import ahead, late
-from kernelgen.codegen.triton.product import GEMV, product_context
+from kernelgen.codegen.triton.product import GEMV, product_context, step_words
+from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.planner.network import Region
 
 _SUMS = ("sum0", "sum1")
@@ -22,12 +26,24 @@ def gemv_context(
     """
     context = product_context(region, roles, GEMV, args)
     context["keeps_row"] = tile.keeps_row
+    context["stored_row"] = _stored_row(region, roles, args) if roles.keeps else None
     rows, written = context["rows"], late(region)
     chosen = {line.partition(" = ")[0] for line in rows["chosen"]}
     context["ahead"] = ahead([*rows["lines"], f"x_row = {rows['text']}"], written | chosen)
     for section in context["sections"]:
         finish_early(section, written)
     return context
+
+
+def _stored_row(region: Region, roles: LinearRoles, args: ArgsLayout) -> dict[str, Any]:
+    """Statements that store the prepared row whole: what one block more does."""
+    frame = Frame("row", "k[None, :]", Mask("real[None, :]"), Mask("real[None, :]"))
+    program = TileProgram(region, frame, words=step_words(args))
+    value, dtype = program.value(roles.x), region.value(roles.x).type.dtype
+    pointer = f"{triton_name(region.base(roles.x))} + row * {roles.k} + k[None, :]"
+    mask = Mask("real[None, :] & (count > 0)")
+    lines = [*program.lines, mask.store(pointer, stored(value, dtype))]
+    return {"width": next_power_of_two(roles.k), "lines": lines}
 
 
 def finish_early(section: dict[str, Any], written: set[str]) -> None:

@@ -150,7 +150,7 @@ def _tiles(region: Region, roles: LinearRoles, outputs: int) -> int:
 def _gemv(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     tile = GemvTile(**choice)
     tiles = _tiles(region, roles, tile.outputs)
-    grid = (min(tiles, tile.blocks or tiles), 1, 1)
+    grid = (min(tiles, tile.blocks or tiles) + roles.keeps, 1, 1)
     constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
 

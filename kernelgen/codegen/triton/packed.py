@@ -23,9 +23,22 @@ def packed_context(
         for group in section["groups"]:
             lies = row_sections(kind, group["n"], roles.k)
             group["packed"] = {"scale": lies.scale, "zero": lies.zero, "factor": lies.factor}
-    lies = row_sections(kind, 1, roles.k)
+    context["packed"] = format_context(kind, roles.k)
+    return context
+
+
+def stack_context(kind: WeightFormat, n: int, k: int) -> dict[str, Any]:
+    """What kernels need of a stack of packed matrices `[n, k]`, one after the other."""
+    lies = row_sections(kind, n, k)
+    places = {"scale_at": lies.scale, "zero_at": lies.zero, "factor_at": lies.factor}
+    return format_context(kind, k) | places | {"matrix_bytes": lies.bytes}
+
+
+def format_context(kind: WeightFormat, k: int) -> dict[str, Any]:
+    """The format of rows of `k` elements, and how kernels walk through them."""
+    lies = row_sections(kind, 1, k)
     bits = kind.code.stored_bits
-    context["packed"] = {
+    return {
         "code": kind.code.name if not kind.code.is_integer else "int",
         "scale": kind.scale.name,
         "group": kind.group,
@@ -39,7 +52,6 @@ def packed_context(
         "factor": kind.row_factor,
         **_walk(kind),
     }
-    return context
 
 
 def _walk(kind: WeightFormat) -> dict[str, Any]:

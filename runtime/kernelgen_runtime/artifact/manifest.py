@@ -65,7 +65,8 @@ class Packed:
     """A quantised matrix of `rows` x `cols`: format, and tensors by part.
 
     `packing` None: one plain tensor, `weight`, that is quantised here. `scale_rows` and `group` 0:
-    one scale for all rows, for a whole row.
+    one scale for all rows, for a whole row. `stack`: so many of them, each by itself, whose rows
+    lie one after the other in the plain tensor, or where `take` (see `Part`) says.
     """
 
     format: str
@@ -79,6 +80,8 @@ class Packed:
     factor: bool
     packing: Packing | None
     tensors: Mapping[str, str]
+    stack: int = 1
+    take: tuple[int, int, int] | None = None
 
     @property
     def bits(self) -> int:
@@ -279,7 +282,9 @@ def packed_parts(packed: Packed) -> dict[str, tuple[int, int]]:
     """Return part → rows and columns in which its tensor is read."""
     n, k, packing = packed.rows, packed.cols, packed.packing
     if packing is None:
-        return {"weight": (n, k)}
+        rows = n * packed.stack
+        _, count, period = packed.take or (0, rows, rows)
+        return {"weight": (rows // count * period, k)}
     words_k, words_n = -(-k * packed.bits // 32), -(-n * packed.bits // 32)
     codes = {
         "nibbles": (n, k // 2),
@@ -318,12 +323,12 @@ def packed_sections(packed: Packed) -> tuple[int, ...]:
 
 
 def packed_shape(packed: Packed, layout: str) -> tuple[int, ...]:
-    """Return the shape of a packed matrix in bytes: all of them, or `[panels, bytes of one]`."""
+    """Return the shape of packed matrices in bytes: all of them, or `[panels, bytes of one]`."""
     if layout == "rows":
-        return (packed_sections(packed)[-1],)
+        return (packed.stack * packed_sections(packed)[-1],)
     scales = packed.groups * 32 * (SCALE_BYTES[packed.scale] + packed.zero)
     codes = 32 * packed.padded * packed.stored_bits // 8
-    return (-(-packed.rows // 32), scales + codes + 32 * 4 * packed.factor)
+    return (packed.stack * -(-packed.rows // 32), scales + codes + 32 * 4 * packed.factor)
 
 
 def laid_out_shape(weight: Weight) -> tuple[int, ...]:

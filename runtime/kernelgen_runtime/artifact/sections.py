@@ -105,11 +105,13 @@ def _packed(fields: Fields) -> Packed:
             zero_bias=how.integer("zero_bias", 0, 1),
             factor_divides=how.boolean("factor_divides"),
         )
-    named = fields.object("tensors")
+    rows, named = fields.integer("rows", 1), fields.object("tensors")
+    stack = fields.integer("stack", 1, 1 << 16) if "stack" in fields.values else 1
+    take = _take(fields, rows * stack)
     tensors = {part: named.text(part) for part in _PARTS if part in named.values}
     packed = Packed(
         format=fields.text("format"),
-        rows=fields.integer("rows", 1),
+        rows=rows,
         cols=fields.integer("cols", 1),
         code=fields.choice("code", _CODES),
         scale=scale.choice("dtype", tuple(SCALE_BYTES)),
@@ -119,7 +121,13 @@ def _packed(fields: Fields) -> Packed:
         factor=fields.boolean("factor"),
         packing=packing,
         tensors=tensors,
+        stack=stack,
+        take=take,
     )
+    if packing is not None and (stack > 1 or take is not None):
+        fields.wrong("stack", "and take are for matrices that are quantised here")
+    if take is not None and rows % take[1] and take[1] % rows:
+        fields.wrong("take", f"must have whole matrices of {rows} rows, or whole parts of one")
     wanted = ["weight"]
     if packing is not None:
         wanted = ["codes", "scale", *["zero"] * packed.zero, *["factor"] * packed.factor]

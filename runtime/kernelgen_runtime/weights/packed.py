@@ -26,7 +26,12 @@ def packed_reads(
     """Yield (part, read) in the order that `fill_packed` reads them.
 
     `names`: the tensors that there are. Codes come in blocks of rows unless they are transposed.
+    Of a stack each matrix comes by itself.
     """
+    if packed.stack > 1 or packed.take is not None:
+        for matrix in range(packed.stack):
+            yield from _reads_of(packed, matrix, block_bytes)
+        return
     shapes = packed_parts(packed)
     step = max(UNIT, block_bytes // (4 * packed.cols) // UNIT * UNIT)
     for part, (rows, cols) in shapes.items():
@@ -41,6 +46,18 @@ def packed_reads(
                 yield what, Read(name, first, min(size, rows - first), cols)
 
 
+def _reads_of(packed: Packed, matrix: int, block_bytes: int) -> Iterator[tuple[str, Read]]:
+    """Yield the reads of one matrix of a stack, or of one that lies among others."""
+    step = max(UNIT, block_bytes // (4 * packed.cols) // UNIT * UNIT)
+    first, count, period = packed.take or (0, packed.rows, packed.rows)
+    name, run = packed.tensors["weight"], min(count, packed.rows)
+    for what in ("amax", "weight") if needs_amax(packed) else ("weight",):
+        for row in range(matrix * packed.rows, (matrix + 1) * packed.rows, run):
+            at = row // count * period + first + row % count
+            for done in range(0, run, step):
+                yield what, Read(name, at + done, min(step, run - done), packed.cols)
+
+
 def fill_packed(weight: Weight, source: TensorSource, out: torch.Tensor, block_bytes: int) -> None:
     """Write a packed matrix (zeroed before) from `source`, whose rows lie on the device of `out`.
 
@@ -48,6 +65,12 @@ def fill_packed(weight: Weight, source: TensorSource, out: torch.Tensor, block_b
     """
     packed = weight.packed
     assert packed is not None
+    if packed.stack > 1 or packed.take is not None:
+        each = len(out) // packed.stack
+        for matrix in range(packed.stack):
+            mine = out[matrix * each : (matrix + 1) * each]
+            _fill_matrix(weight, source, mine, _reads_of(packed, matrix, block_bytes))
+        return
     held: dict[str, torch.Tensor] = {}
     amax = 0.0
     for part, read in packed_reads(packed, source.entries, block_bytes):
@@ -61,6 +84,21 @@ def fill_packed(weight: Weight, source: TensorSource, out: torch.Tensor, block_b
             _write(weight, out, read.first, _block(packed, held, read.first, codes))
         else:
             held[part] = _companion(packed, part, rows, read.tensor)
+
+
+def _fill_matrix(
+    weight: Weight, source: TensorSource, out: torch.Tensor, reads: Iterator[tuple[str, Read]]
+) -> None:
+    """Quantise one matrix of a stack."""
+    packed, amax, row = weight.packed, 0.0, 0
+    assert packed is not None
+    for part, read in reads:
+        rows = source.rows(read.tensor, read.first, read.count, read.cols)
+        if part == "amax":
+            amax = max(amax, float(rows.abs().amax()))
+            continue
+        _write(weight, out, row, quantise_rows(packed, rows, amax))
+        row += read.count
 
 
 def _is_transposed(packed: Packed) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import torch
 
-from ..artifact.manifest import Model, Packed, Weight, elements
+from ..artifact.manifest import Model, Packed, Weight, elements, packed_parts
 from ..errors import WeightsError, shown
 
 # A prime: rows of a matrix are windows of one periodic sequence and none repeats another.
@@ -56,7 +56,7 @@ class RandomTensors:
         self.entries = {spec.name: ("F32", spec.shape) for spec in model.tensors}
         for packed in (weight.packed for weight in made_up(weights)):
             if packed is not None:
-                self.entries[packed.tensors["weight"]] = ("F32", (packed.rows, packed.cols))
+                self.entries[packed.tensors["weight"]] = ("F32", packed_parts(packed)["weight"])
 
     @cached_property
     def _pool(self) -> torch.Tensor:

@@ -18,7 +18,7 @@ template <int E, int N, int K, bool PAIRED, class Weight, class Finish>
 struct Stacks {
   using In = detail::Panel<Weight, K>;
   static constexpr int experts = E, columns = N, units = ceil_div(N, PANEL);
-  static constexpr size_t matrix = (size_t)units * PANEL * (ceil_div(K, 2) * 2);
+  static constexpr size_t matrix = (size_t)units * In::size;  // elements; of packed weights bytes
   const Weight* first;
   const Weight* second;
   const Finish& finish;
@@ -63,7 +63,7 @@ namespace detail {
 template <class R, int K, class Act>
 KG_INLINE void copy_row(const Act* from, typename R::Element* row) {
   for (int k = 0; k < K; ++k) row[k] = from_float<typename R::Element>(to_float(from[k]));
-  if (K % 2) row[K] = typename R::Element{};
+  for (int k = K; k < R::padded; ++k) row[k] = typename R::Element{};
 }
 
 // One row times the panels `panels` of an expert, which calls finish(n0, acc…, width).
