@@ -103,8 +103,8 @@ class LLM:
         retention = resolve_retention(enable_prefix_caching, prefix_cache_retention_interval)
         plans = plans_in_use(manifest.plans, max_num_seqs, limits.max_num_batched_tokens)
         rows = min(logit_rows or manifest.args.max_rows, manifest.args.max_rows)
-        told = min(rows, max(plan.logit_rows for plan in plans.all))
-        limits = replace(limits, told_tokens=max(1, told // 2, told - max_num_seqs))
+        most_told = min(rows, max(plan.logit_rows for plan in plans.all))
+        limits = replace(limits, told_tokens=max(1, most_told // 2, most_told - max_num_seqs))
         self.limits = limits
         demand = Demand(
             limits,
