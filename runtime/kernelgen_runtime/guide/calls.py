@@ -45,6 +45,8 @@ class TaggedCalls:
     closes: str = ""
     between: str = ""
     gap: str = ""
+    pad: str = ""
+    """what stands before `ends`, where a value is no free text"""
 
 
 STYLES: dict[str, JsonCalls | TaggedCalls] = {
@@ -95,9 +97,10 @@ STYLES: dict[str, JsonCalls | TaggedCalls] = {
         "<tool_call>\n<function=NAME>\n",
         "</function>\n</tool_call>",
         "<parameter=KEY>\n",
-        "\n</parameter>",
+        "</parameter>",
         between="\n",
         gap="\n",
+        pad="\n",
     ),
 }
 
@@ -169,13 +172,13 @@ def _argument(
     gap = marked(tokenizer, style.gap)
     if not is_text:
         schema = {**schema, **defined} if isinstance(schema, Mapping) else schema
-        ends = marked(tokenizer, style.ends)
+        ends = marked(tokenizer, style.pad + style.ends)
         return [
             f"{rule}: {marked(tokenizer, tag)} {rule}_value {ends} {gap}",
             f"{rule}_value: {json_rule(schema)}",
         ]
     if isinstance(values, list):
-        ends = marked(tokenizer, style.ends)
+        ends = marked(tokenizer, style.pad + style.ends)
         choices = " | ".join(_literals(values))
         return [f"{rule}: {marked(tokenizer, tag)} ({choices}) {ends} {gap}"]
     return [

@@ -120,7 +120,8 @@ def _body(library: Any, tokenizer: Tokens, kind: str, text: str) -> tuple[str, l
     if kind == "choice":
         return "answer", ["answer: " + " | ".join(quoted(one) for one in json.loads(text))]
     if kind == "regex":
-        return "answer", [f"answer: /{library.regex_to_lark(unanchored(text))}/"]
+        expression = library.regex_to_lark(unanchored(text), "d")
+        return "answer", [f"answer: /{expression}/"]
     if kind == "calls":
         return calls_lark(tokenizer, json.loads(text))
     return "answer", [f"answer: {json_rule(json.loads(text or ANY_OBJECT))}"]
