@@ -17,6 +17,7 @@ from .device.open import open_device
 from .engine import Engine
 from .errors import CapacityError, RequestError, TextError, shown
 from .generation import Generation, Output
+from .guide.grammars import Grammars
 from .launch.library import CompiledLibrary, StepLibrary
 from .launch.loading import UTILIZATION, Demand, fixed_pages, ready_runner
 from .launch.plans import plans_in_use
@@ -32,7 +33,7 @@ from .schedule.limits import Policy
 from .schedule.request import Request, check_rank, check_salt
 from .schedule.scheduler import Scheduler
 from .scoring import Case, Logits, Score, score
-from .text.detokenize import GrowingText
+from .text.detokenize import Decoder, GrowingText
 from .text.settings import GenerationDefaults, read_chat_template, read_generation_defaults
 from .text.tokenizer import TOKENIZER, TextTokenizer
 from .weights.load import Told, load_weights, no_one
@@ -215,13 +216,15 @@ class LLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        decoder: Decoder | None = None,
     ) -> list[Generation]:
         """Return one generation for each of the n choices of a prompt.
 
-        Their seeds are seed, seed + 1, … Raises RequestError.
+        Their seeds are seed, seed + 1, … `decoder` None: the tokenizer. Raises RequestError.
         """
         generations = [
-            self._generation(prompt, choice, index) for index, choice in enumerate(_choices(params))
+            self._generation(prompt, choice, index, decoder)
+            for index, choice in enumerate(_choices(params))
         ]
         for generation in generations:
             request = generation.request
@@ -229,7 +232,11 @@ class LLM:
         return generations
 
     def _generation(
-        self, prompt: str | Sequence[int], params: SamplingParams, index: int
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        index: int,
+        decoder: Decoder | None = None,
     ) -> Generation:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
@@ -241,7 +248,7 @@ class LLM:
             return Generation(self.engine, self._request(prompt, params), None, index)
         request = self._request(prompt, with_bad_word_ids(params, self.tokenizer))
         cut, special = params.include_stop_str_in_output, params.skip_special_tokens
-        text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
+        text = GrowingText(decoder or self.tokenizer, prompt, params.stop, cut, special)
         return Generation(self.engine, request, text, index)
 
     def logits(
@@ -279,6 +286,18 @@ class LLM:
         return TextTokenizer(self.folder)
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text; generation_config.json of the weights wins over the build."""
+        return self.defaults.eos_token_ids or self.manifest.model.eos_token_ids
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiled grammars of structured output. Raises TextError without a tokenizer."""
+        if self.folder is None or not self.has_tokenizer:
+            raise TextError("structured output needs a tokenizer; these weights have none")
+        return Grammars(self.folder / TOKENIZER, self.manifest.vocab, self.end_ids)
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether text can be encoded and decoded."""
         return self.folder is not None and (self.folder / TOKENIZER).is_file()
@@ -306,10 +325,11 @@ class LLM:
             )
         marked = marking(params, self._watermark)
         mark = self._watermark if marked is Marking.WATERMARKED else None
-        check_demands(params, vocab, self.manifest.rules is not None, mark is not None)
-        # generation_config.json of the weights wins over what the build recorded.
-        ends = self.defaults.eos_token_ids or self.manifest.model.eos_token_ids
-        stops = (*params.stop_token_ids, *(() if params.ignore_eos else ends))
+        rules = self.manifest.rules
+        has_guides = rules is not None and any(field.name == "allowed" for field in rules.fields)
+        check_demands(params, vocab, rules is not None, mark is not None, has_guides)
+        guide = None if params.structured is None else self.grammars.guide(params.structured)
+        stops = (*params.stop_token_ids, *(() if params.ignore_eos else self.end_ids))
         most = limit if params.max_tokens is None else len(ids) + params.max_tokens
         self._requests += 1
         self.watermark_requests[marked] += 1
@@ -322,6 +342,7 @@ class LLM:
             length_limit=min(most, limit),
             needs_all_rows=params.prompt_logprobs is not None,
             mark=mark,
+            guide=guide,
         )
 
 
