@@ -35,6 +35,7 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "starlette": "starlette",
             "uvicorn": "uvicorn",
         },
+        "structured": {"llguidance": "llguidance"},
         "demo": {"gguf": "gguf"},
         "ray": {"ray": "ray"},
         "report": {"matplotlib": "matplotlib"},

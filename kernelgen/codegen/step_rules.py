@@ -35,6 +35,7 @@ HEAD = (
     "state1",
     "state2",
     "state3",
+    "guided",
 )
 """words at the start of a slot, in their order; docs/abi.md says what each means"""
 FLOATS = ("repetition", "frequency", "presence")
@@ -71,6 +72,7 @@ def rules_layout(vocabulary: int, scratch_words: int = 0) -> RulesLayout:
         ("history", (HISTORY,), "int32"),
         ("bins", (vocabulary,), "int32"),
         ("edited", (vocabulary,), "float32"),
+        ("allowed", (-(-vocabulary // 32),), "int32"),
     ]
     if scratch_words:
         shapes.append(("scratch", (scratch_words,), "int32"))

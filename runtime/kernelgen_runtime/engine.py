@@ -48,7 +48,7 @@ class Engine:
 
     def step(self) -> list[Request]:
         """Run one step; return the requests that gained a token, finished ones among them."""
-        while len(self._flights) < self.scheduler.limits.steps_in_flight:
+        while len(self._flights) < self.scheduler.limits.steps_in_flight and not self._is_held():
             start = time.perf_counter()
             step = self.scheduler.schedule()
             if step is None:
@@ -63,7 +63,7 @@ class Engine:
 
     def _launch(self, step: Step) -> Flight:
         try:
-            return self._program.launch(step)
+            return self._program.launch(step, may_hold=bool(self._flights))
         except BaseException:
             # Results come in order: those of earlier steps first, failed or not.
             while self._flights:
@@ -74,6 +74,10 @@ class Engine:
             self.scheduler.fail(step)
             raise
 
+    def _is_held(self) -> bool:
+        """Whether the newest step waits for tokens of earlier ones before it chooses."""
+        return bool(self._flights) and self._flights[-1][0].wait is None
+
     def _take(self) -> list[Request]:
         flight, start = self._flights.popleft()
         try:
@@ -82,6 +86,9 @@ class Engine:
             self.scheduler.fail(flight.step)
             raise
         gained = self.scheduler.settle(flight.step, sampled)
+        if self._is_held() and len(self._flights) == 1:
+            # Its logits are being computed; what grammars let through is known only now.
+            self._program.resume(self._flights[0][0])
         now = time.perf_counter()
         if flight.step.is_decode:
             self.meter.steps += 1

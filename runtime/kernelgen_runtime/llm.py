@@ -17,6 +17,7 @@ from .device.open import open_device
 from .engine import Engine
 from .errors import CapacityError, RequestError, TextError, shown
 from .generation import Generation, Output
+from .guide.grammars import Grammars
 from .launch.library import CompiledLibrary, StepLibrary
 from .launch.loading import UTILIZATION, Demand, fixed_pages, ready_runner
 from .launch.plans import plans_in_use
@@ -269,6 +270,18 @@ class LLM:
         return TextTokenizer(self.folder)
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text; generation_config.json of the weights wins over the build."""
+        return self.defaults.eos_token_ids or self.manifest.model.eos_token_ids
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiled grammars of structured output. Raises TextError without a tokenizer."""
+        if self.folder is None or not self.has_tokenizer:
+            raise TextError("structured output needs a tokenizer; these weights have none")
+        return Grammars(self.folder / TOKENIZER, self.manifest.vocab, self.end_ids)
+
+    @property
     def has_tokenizer(self) -> bool:
         """Whether text can be encoded and decoded."""
         return self.folder is not None and (self.folder / TOKENIZER).is_file()
@@ -296,10 +309,11 @@ class LLM:
             )
         marked = marking(params, self._watermark)
         mark = self._watermark if marked is Marking.WATERMARKED else None
-        check_demands(params, vocab, self.manifest.rules is not None, mark is not None)
-        # generation_config.json of the weights wins over what the build recorded.
-        ends = self.defaults.eos_token_ids or self.manifest.model.eos_token_ids
-        stops = (*params.stop_token_ids, *(() if params.ignore_eos else ends))
+        rules = self.manifest.rules
+        has_guides = rules is not None and any(field.name == "allowed" for field in rules.fields)
+        check_demands(params, vocab, rules is not None, mark is not None, has_guides)
+        guide = None if params.structured is None else self.grammars.guide(params.structured)
+        stops = (*params.stop_token_ids, *(() if params.ignore_eos else self.end_ids))
         most = limit if params.max_tokens is None else len(ids) + params.max_tokens
         self._requests += 1
         self.watermark_requests[marked] += 1
@@ -312,6 +326,7 @@ class LLM:
             length_limit=min(most, limit),
             needs_all_rows=params.prompt_logprobs is not None,
             mark=mark,
+            guide=guide,
         )
 
 

@@ -17,6 +17,7 @@ from kernelgen_runtime.artifact.manifest import ArgsField, RulesSchema
 from kernelgen_runtime.launch.details import kept_ids, likelihood_of
 from kernelgen_runtime.launch.rules import rule_words
 from kernelgen_runtime.sample.reference import Rules, edited, kept, likelihood, sample
+from kernelgen_runtime.sample.structured import Structured
 from kernelgen_runtime.sample.watermark import Watermark, watermark_uniform, watermark_words
 
 from kernelgen.codegen.cuda.launches import GpuKernel, Pointer
@@ -61,6 +62,8 @@ class Steps:
     mark: Watermark | None = None
     ends: tuple[int, ...] = ()
     generated: list[list[int]] = field(default_factory=list)
+    allowed: dict[int, np.ndarray] = field(default_factory=dict)
+    """bits of a grammar, by request"""
 
     def __post_init__(self) -> None:
         self.generated = self.generated or [[] for _ in self.params]
@@ -80,9 +83,14 @@ class Steps:
         for i in range(len(self.params)):
             begin = torch.from_numpy(rule_words(words, self.rules(i)))
             self.buffers[Pointer.RULES][i ^ 1, : len(begin)] = begin
+            if i in self.allowed:
+                at = gpu_rules(self.vocabulary).offset("allowed")
+                bits = torch.from_numpy(self.allowed[i])
+                self.buffers[Pointer.RULES][i ^ 1, at : at + len(bits)] = bits
 
     def rules(self, i: int) -> Rules:
-        return Rules(self.params[i], self.prompts[i], self.generated[i], self.ends, self.mark)
+        about = self.params[i], self.prompts[i], self.generated[i], self.ends, self.mark
+        return Rules(*about, self.allowed.get(i))
 
     def give(self, logits: np.ndarray, unruled: tuple[int, ...] = ()) -> None:
         """Arguments of a decode step, and its logits [requests, vocabulary]."""
@@ -171,6 +179,33 @@ def test_edited_logits_have_the_bits_of_the_law(vocabulary: int) -> None:
     generated: list[list[int]] = [[], [17, 17, 4], [7, 14], [5], [1, 88, 1], [40, 41]]
     steps = Steps(vocabulary, params, prompts, None, (5, 6), generated)
     steps.follow(4, seed=vocabulary)
+
+
+@pytest.mark.row("B-08")
+@pytest.mark.parametrize("vocabulary", [90, 5000])
+def test_what_a_grammar_lets_through(vocabulary: int) -> None:
+    """Few tokens, one, all but one, beside penalties and biases; the row without one is free."""
+    rng = np.random.default_rng(vocabulary)
+    rows = [rng.random(vocabulary) < share for share in (0.1, 0.5, 0.0, 1.0)]
+    rows[2][vocabulary - 1], rows[3][0] = True, False
+    allowed = {}
+    for i, row in enumerate(rows):
+        padded = np.zeros(32 * -(-vocabulary // 32), np.bool_)
+        padded[:vocabulary] = row
+        allowed[i] = np.packbits(padded, bitorder="little").view(np.int32)
+    bound = Structured("regex", ".*")
+    params = [
+        SamplingParams(temperature=0.0, structured=bound),
+        SamplingParams(temperature=1.0, seed=3, top_k=5, structured=bound, **PENALTIES),
+        SamplingParams(temperature=1.0, seed=4, logit_bias={3: 90.0}, structured=bound),
+        SamplingParams(temperature=0.0, structured=bound, bad_word_ids=((5,),)),
+        SamplingParams(temperature=0.0, **PENALTIES),
+    ]
+    steps = Steps(vocabulary, params, [[1, 2]] * 5, allowed=allowed)
+    steps.follow(3, seed=5)
+    for i, row in enumerate(rows):
+        assert all(row[token] for token in steps.generated[i])
+    assert steps.generated[2] == [vocabulary - 1] * 3
 
 
 @pytest.mark.row("B-08")

@@ -65,12 +65,23 @@ TABLE = {
 # The runtime: each part may import those before it. Never `kernelgen`; itself only relatively,
 # since a serving wheel holds it under another name.
 RUNTIME_ORDER = (
-    *("errors", "clock", "buffers", "artifact", "device", "sample", "memory", "weights", "text"),
-    *("schedule", "config", "launch", "engine", "scoring", "generation", "speculate", "llm"),
-    *("batch", "serve", "commands", "cli"),
+    *("errors", "clock", "buffers", "artifact", "device", "sample", "guide", "memory", "weights"),
+    *(
+        "text",
+        "schedule",
+        "config",
+        "launch",
+        "engine",
+        "scoring",
+        "generation",
+        "speculate",
+        "llm",
+    ),
+    *("speculate", "llm", "chat", "batch", "serve", "commands", "cli"),
 )
 RUNTIME_OUTSIDE = ["torch", "numpy", "tvm_ffi", "safetensors", "tokenizers", "jinja2", "rich"]
-SERVE_OUTSIDE = ["starlette", "uvicorn", "prometheus_client", "llguidance"]
+SERVE_OUTSIDE = ["starlette", "uvicorn", "prometheus_client"]
+LAZY_OUTSIDE = {"guide": ["llguidance"]}  # inside functions only: an extra that may be missing
 
 
 def row_name(module: str) -> str:
@@ -143,6 +154,7 @@ def _runtime_allowed(part: str, line: Import) -> bool:
         return line.relative and (other in before or not other)
     top = line.target.partition(".")[0]
     outside = {*RUNTIME_OUTSIDE, *(SERVE_OUTSIDE if part == "serve" else ())}
+    outside |= {*LAZY_OUTSIDE.get(part, ())} if line.lazy else set()
     return top in outside or top in sys.stdlib_module_names
 
 

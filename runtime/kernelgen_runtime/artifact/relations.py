@@ -117,6 +117,9 @@ def _check_rules(manifest: Manifest, rules: RulesSchema, found: Fields) -> None:
     for name in ("bins", "edited"):
         if name in fields and fields[name].shape != (manifest.vocab,):
             found.wrong("rules.fields", f"{name} must be [{manifest.vocab}]")
+    words = -(-manifest.vocab // 32)
+    if "allowed" in fields and (fields["allowed"].shape != (words,) or "guided" not in fields):
+        found.wrong("rules.fields", f"allowed must be [{words}] beside guided")
     ends = ("bins", "edited")
     if all(name in fields for name in ends) and fields["bins"].offset > fields["edited"].offset:
         found.wrong("rules.fields", "edited must come behind bins")

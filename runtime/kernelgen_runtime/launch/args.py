@@ -10,7 +10,7 @@ from ..memory.groups import pages_of
 from ..sample.reference import Rules
 from ..schedule.request import Request
 from ..schedule.step import Step
-from .details import LOGPROBS, MASK, PROMPT_LOGPROBS, RULES, TOLD, Details
+from .details import GUIDED, LOGPROBS, MASK, PROMPT_LOGPROBS, RULES, TOLD, Details
 from .rules import rule_words
 
 Ints = npt.NDArray[np.int32]
@@ -59,6 +59,7 @@ class SlotSampling:
             + LOGPROBS * params.tells_logprobs
             + MASK * params.return_sampling_mask
             + PROMPT_LOGPROBS * (params.prompt_logprobs is not None)
+            + GUIDED * (request.guide is not None)
         )
         if not ruled and params.logprob_token_ids is None:
             return
@@ -112,13 +113,14 @@ class ArgsWriter:
         """
         slots = self.fields["row_slot"][rows]
         asks = self._sampling.asks[slots]
-        wanted = int(np.bitwise_or.reduce(asks, initial=0)) & (RULES | LOGPROBS | MASK)
+        wanted = int(np.bitwise_or.reduce(asks, initial=0)) & (RULES | LOGPROBS | MASK | GUIDED)
         if not wanted:
             return None
         return Details(
             refine=bool(wanted & RULES),
             logprobs=self._sampling.logprobs[slots] if wanted & LOGPROBS else None,
             masks=np.minimum(asks & MASK, 1) if wanted & MASK else None,
+            guided=np.flatnonzero(asks & GUIDED) if wanted & GUIDED else None,
         )
 
     def prompt_rows(self, count: int) -> npt.NDArray[np.intp]:

@@ -16,7 +16,7 @@ from .details import Answer
 from .graphs import DecodeGraphs
 from .library import StepLibrary
 from .plans import PlanTable
-from .runner import Logits, Waiter, make_buffers
+from .runner import Guidance, Logits, Waiter, allowed_words, make_buffers
 from .upload import DeviceArgs
 
 
@@ -70,6 +70,7 @@ class CudaRunner:
             library.bind(name, tensor)
         self._graphs = DecodeGraphs(device, self._main, self._step)
         self._sampling = SlotSampling(slots, manifest.rules)
+        self._allowed = allowed_words(manifest.rules)
         self._entries = [
             _entry(self._api, manifest, self._sampling) for _ in range(device.steps_in_flight + 1)
         ]
@@ -127,15 +128,25 @@ class CudaRunner:
 
     def start(self, plan: Plan, asked: int) -> Waiter:
         """Launch a step. Raises LaunchError where library or device refuse."""
+        self.begin(plan)
+        return self.follow(plan, asked)
+
+    def begin(self, plan: Plan) -> None:
+        """Launch a step as far as its logits. Raises LaunchError where library or device refuse."""
         entry, before = self._next, self._last
-        with self._translated(f"a step of plan {plan.id}"):
+        with self._translated(f"a step of plan {plan.id}"), self._api.on(self._main):
+            self._args.send(entry.args)
+            entry.sent.record()
+            self._main.wait_event(before.taken)
+            if not self._graphs.replay(plan):
+                self._step(plan)
+
+    def follow(self, plan: Plan, asked: int, guidance: Guidance | None = None) -> Waiter:
+        """Launch the choices of the step that has begun. Raises LaunchError."""
+        entry = self._next
+        with self._translated(f"what follows a step of plan {plan.id}"):
             with self._api.on(self._main):
-                self._args.send(entry.args)
-                entry.sent.record()
-                self._main.wait_event(before.taken)
-                if not self._graphs.replay(plan):
-                    self._step(plan)
-                names = ["sampled", *self._follow(plan, entry.args)]
+                names = ["sampled", *self._follow(plan, entry.args, guidance)]
                 entry.done.record()
             with self._api.on(self._aside):
                 self._aside.wait_event(entry.done)
@@ -152,12 +163,14 @@ class CudaRunner:
             rows: Logits = self._bound["logits"][:count].cpu().numpy()
         return rows
 
-    def _follow(self, plan: Plan, args: ArgsWriter) -> Iterator[str]:
+    def _follow(self, plan: Plan, args: ArgsWriter, guidance: Guidance | None) -> Iterator[str]:
         """Launch what follows a step for rows that ask more; yield the buffers to be copied."""
         for slot, words in self._sampling.take_new():
             staged = self._api.pinned(words.nbytes).view(torch.int32)
             staged.numpy()[:] = words
             self._api.copy(self._bound["rules"][slot, : len(words)], staged)
+        if guidance is not None:
+            self._guide(guidance)
         details = args.details
         if details is None:
             return
@@ -169,6 +182,14 @@ class CudaRunner:
         if details.logprobs is not None:
             self._library.logprobs(plan.id, self._args.tensor)
             yield "logprobs"
+
+    def _guide(self, guidance: Guidance) -> None:
+        """Copy the bits of each row into its slot, out of one piece of pinned memory."""
+        staged = self._api.pinned(guidance.bits.nbytes).view(torch.int32)
+        staged = staged.view(guidance.bits.shape)
+        staged.numpy()[:] = guidance.bits
+        for slot, bits in zip(guidance.slots.tolist(), staged, strict=True):
+            self._api.copy(self._bound["rules"][slot, self._allowed], bits)
 
     def _answer(self, entry: Entry, names: Sequence[str], asked: int) -> Answer:
         with self._translated("waiting for a step"):

@@ -11,7 +11,7 @@ Ints = npt.NDArray[np.int32]
 
 TOLD = -2
 """instead of a number of likeliest tokens: those that the slot names"""
-RULES, LOGPROBS, MASK, PROMPT_LOGPROBS = 1, 2, 4, 8
+RULES, LOGPROBS, MASK, PROMPT_LOGPROBS, GUIDED = 1, 2, 4, 8, 16
 """what a request asks beside an id, as bits"""
 MAX_LOGPROBS, MASK_IDS = 20, 2048
 
@@ -20,13 +20,14 @@ MAX_LOGPROBS, MASK_IDS = 20, 2048
 class Details:
     """What follows a step: whether rows are chosen by rules; for each logit row how many of the
     likeliest tokens are wanted (-1: nothing, or `TOLD`), the token (-1: the chosen one), whether
-    its kept set.
+    its kept set. `guided`: the logit rows whose choice a grammar binds, in order.
     """
 
     refine: bool
     logprobs: Ints | None = None
     tokens: Ints | None = None
     masks: Ints | None = None
+    guided: npt.NDArray[np.intp] | None = None
 
 
 @dataclass(frozen=True)

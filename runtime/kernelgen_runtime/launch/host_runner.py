@@ -9,7 +9,7 @@ from ..device.host import HostDevice
 from .args import ArgsWriter, Ints, SlotSampling
 from .details import Answer
 from .library import StepLibrary
-from .runner import Logits, Waiter, make_buffers
+from .runner import Guidance, Logits, Waiter, allowed_words, make_buffers
 
 
 class HostRunner:
@@ -31,6 +31,7 @@ class HostRunner:
         self._library = library
         words = torch.zeros(manifest.args.words, dtype=torch.int32)
         self._sampling = SlotSampling(slots, manifest.rules)
+        self._allowed = allowed_words(manifest.rules)
         self._args = ArgsWriter(manifest.args, self._sampling, words)
         page_bytes = manifest.cache.page_bytes
         cache = device.allocate(pages * page_bytes, "a cache", "lower --kv-cache-memory-bytes")
@@ -49,10 +50,21 @@ class HostRunner:
 
     def start(self, plan: Plan, asked: int) -> Waiter:
         """Run a step to its end. Raises LaunchError where the library refuses."""
-        args, details = self._args.tensor, self._args.details
+        self.begin(plan)
+        return self.follow(plan, asked)
+
+    def begin(self, plan: Plan) -> None:
+        """Run a step as far as its logits. Raises LaunchError where the library refuses."""
         for slot, words in self._sampling.take_new():
             self._bound["rules"][slot, : len(words)] = torch.from_numpy(words)
-        self._library.step(plan.id, args)
+        self._library.step(plan.id, self._args.tensor)
+
+    def follow(self, plan: Plan, asked: int, guidance: Guidance | None = None) -> Waiter:
+        """Choose where rows ask for more than the step gives. Raises LaunchError."""
+        args, details = self._args.tensor, self._args.details
+        if guidance is not None:
+            rules: Ints = self._bound["rules"].numpy()
+            rules[guidance.slots, self._allowed] = guidance.bits
         if details is None:
             answer = Answer(self._bound["sampled"][:asked].clone().numpy())
             return lambda: answer

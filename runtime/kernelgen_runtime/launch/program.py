@@ -2,26 +2,37 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from ..artifact.manifest import Plan
 from ..errors import LaunchError
+from ..guide.fill import fill_all
 from ..memory.cache import CacheTables
-from ..schedule.request import NO_CHOICE
+from ..schedule.request import NO_CHOICE, Status
 from ..schedule.step import Step
 from .plans import PlanTable
-from .runner import Logits, Runner, Waiter
+from .runner import Guidance, Logits, Runner, Waiter
 from .told import note_details, tell_prompts
 
 
-@dataclass(frozen=True)
+@dataclass
 class Flight:
-    """A step that was launched; `asking` are its rows whose next id is asked, in order."""
+    """A step that was launched; `asking` are its rows whose next id is asked, in order.
+
+    `wait` None: it is held, with its logits computed. Grammars bind choices of its that need ids
+    which are still in flight; `Program.resume` lets it choose once those have settled.
+    """
 
     step: Step
+    plan: Plan
     asking: npt.NDArray[np.intp]
-    wait: Waiter
+    wait: Waiter | None = None
+    guided: npt.NDArray[np.intp] | None = None
+    """of `asking`, those whose choice a grammar binds"""
 
 
 class Program:
@@ -35,10 +46,11 @@ class Program:
         self._vocab = vocab
         self.eager_decodes = 0
 
-    def launch(self, step: Step, *, logits: bool = False) -> Flight:
+    def launch(self, step: Step, *, logits: bool = False, may_hold: bool = False) -> Flight:
         """Start `step`. Raises LaunchError where the library refuses.
 
         `logits`: whether somebody reads them afterwards; else those of greedy rows may be missing.
+        `may_hold`: whether earlier steps are in flight, so that it may have to be held.
         """
         plan = self._plans.choose(len(step.requests), step.tokens)
         args = self._runner.args()
@@ -48,15 +60,50 @@ class Program:
             tell_prompts(self._runner, step, plan, prompts.tolist(), self._tables)
             args = self._runner.args()
             args.write(step, plan, self._tables)
-        args.ask(ends[asking] - 1, asking, read=logits, details=args.details_of(asking))
+        details = args.details_of(asking)
+        args.ask(ends[asking] - 1, asking, read=logits, details=details)
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
-        return Flight(step, asking, self._runner.start(plan, len(asking)))
+        if details is None or details.guided is None:
+            return Flight(step, plan, asking, self._runner.start(plan, len(asking)))
+        flight = Flight(step, plan, asking, guided=details.guided)
+        self._runner.begin(plan)
+        if not (may_hold and _needs_ids(flight)):
+            flight.wait = self._runner.follow(plan, len(asking), self._guidance(flight))
+        return flight
+
+    def resume(self, flight: Flight) -> None:
+        """Let a held step choose: all ids that it needs have settled.
+
+        Where the library refuses, `wait` raises that.
+        """
+        try:
+            guidance = self._guidance(flight)
+            flight.wait = self._runner.follow(flight.plan, len(flight.asking), guidance)
+        except LaunchError as error:
+            flight.wait = partial(_raise, error)
+
+    def _guidance(self, flight: Flight) -> Guidance:
+        """Return what grammars let through, for the guided rows of `flight`."""
+        step, rows = flight.step, _guided_rows(flight)
+        guides = []
+        for row in rows.tolist():
+            request = step.requests[row]
+            is_over = request.status is Status.FINISHED  # its id is dropped, whatever it is
+            known, end = len(request.tokens), int(step.starts[row] + step.counts[row])
+            assert is_over or known == end, "grammars see every token before a choice"
+            guides.append(None if is_over else request.guide)
+        bits = np.empty((len(rows), -(-self._vocab // 32)), np.int32)
+        fill_all(guides, bits)
+        return Guidance(step.slots[rows], bits)
 
     def wait(self, flight: Flight) -> npt.NDArray[np.int64]:
         """Wait for a step and return the id chosen for each row, -1 where none was asked.
 
         `NO_CHOICE` is passed on. Raises LaunchError where a library gives no id of the vocabulary.
         """
+        if flight.wait is None:
+            self.resume(flight)
+        assert flight.wait is not None
         answer = flight.wait()
         ids = answer.ids
         if answer.tells:
@@ -86,3 +133,21 @@ class Program:
             args.ask(tokens, -1)
             self._runner.start(plan, 0)
             yield first, self._runner.logits(len(tokens))
+
+
+def _guided_rows(flight: Flight) -> npt.NDArray[np.intp]:
+    assert flight.guided is not None
+    return flight.asking[flight.guided]
+
+
+def _needs_ids(flight: Flight) -> bool:
+    """Whether the choice of a guided row needs an id that is still in flight."""
+    step = flight.step
+    return any(
+        len(step.requests[row].tokens) < step.starts[row] + step.counts[row]
+        for row in _guided_rows(flight).tolist()
+    )
+
+
+def _raise(error: LaunchError) -> NoReturn:
+    raise error

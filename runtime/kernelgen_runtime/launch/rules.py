@@ -48,6 +48,8 @@ def rule_words(schema: RulesSchema, rules: Rules) -> Ints:
         head["key_low"], head["key_high"] = mark.key & 0xFFFFFFFF, mark.key >> 32
     head["remembered"] = len(remembered)
     _remember(words, fields["history"], remembered)
+    if params.structured is not None:
+        head["guided"] = 1
     for name, value in head.items():
         _set(words, fields[name], [value])
     if dense:

@@ -1,13 +1,14 @@
 """Owns what the runtime asks of whatever runs steps, and the buffers that every one binds."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..artifact.manifest import Manifest, Plan
+from ..artifact.manifest import Manifest, Plan, RulesSchema
 from ..buffers import Arena, byte_size, rounded
 from ..device.device import Device
 from .args import ArgsWriter
@@ -15,6 +16,14 @@ from .details import Answer
 
 Logits = npt.NDArray[np.float32]
 Waiter = Callable[[], Answer]
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """What grammars let through: `bits` int32 [rows, words] for the slots `slots` [rows]."""
+
+    slots: npt.NDArray[np.int64]
+    bits: npt.NDArray[np.int32]
 
 
 class Runner(Protocol):
@@ -34,8 +43,21 @@ class Runner(Protocol):
     def start(self, plan: Plan, asked: int) -> Waiter:
         """Run a step on them; the result waits for the answer to its `asked` logit rows."""
 
+    def begin(self, plan: Plan) -> None:
+        """Run a step on them as far as its logits; `follow` comes before anything else."""
+
+    def follow(self, plan: Plan, asked: int, guidance: Guidance | None = None) -> Waiter:
+        """Let the step that has begun choose; the rest is as `start` has it."""
+
     def logits(self, count: int) -> Logits:
         """Wait for all steps; return the first `count` rows of logits, valid until the next."""
+
+
+def allowed_words(rules: RulesSchema | None) -> slice:
+    """Return where a slot of `rules` has the bits of a grammar; nowhere if it has none."""
+    fields = () if rules is None else rules.fields
+    found = [field for field in fields if field.name == "allowed"]
+    return slice(found[0].offset, found[0].offset + found[0].shape[0]) if found else slice(0, 0)
 
 
 def make_buffers(

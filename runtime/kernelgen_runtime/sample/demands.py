@@ -29,7 +29,9 @@ def with_bad_word_ids(params: SamplingParams, encoder: Encoder) -> SamplingParam
     return replace(params, bad_words=(), bad_word_ids=tuple(found))
 
 
-def check_demands(params: SamplingParams, vocab: int, has_rules: bool, is_marked: bool) -> None:
+def check_demands(
+    params: SamplingParams, vocab: int, has_rules: bool, is_marked: bool, has_guides: bool = True
+) -> None:
     """Raise RequestError for ids outside the vocabulary and for what the artifact lacks."""
     params.check_vocabulary(vocab)
     wanted = {
@@ -39,6 +41,8 @@ def check_demands(params: SamplingParams, vocab: int, has_rules: bool, is_marked
         "return_sampling_mask": params.return_sampling_mask,
         "watermarking": is_marked,
     }
+    if params.structured is not None and not has_guides:
+        raise RequestError("this artifact was built without structured output; build it again")
     missing = [name for name, is_wanted in wanted.items() if is_wanted]
     if missing and not has_rules:
         raise RequestError(f"this artifact was built without {missing[0]}; build the model again")

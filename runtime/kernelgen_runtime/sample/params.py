@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from ..errors import RequestError, listing, shown
+from .structured import Structured
 
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 1024
@@ -26,6 +27,7 @@ class SamplingParams:
     sequence. `bad_words` are texts, `bad_word_ids` the same as token ids. `logprobs` n asks the n
     most likely tokens of every choice beside the chosen one, `logprob_token_ids` instead certain
     ones, `prompt_logprobs` those of the prompt.
+    `structured` binds the text to a schema, an expression or choices.
     `watermarking` None marks where a key is set and it can be done, true insists, false opts out.
     """
 
@@ -54,6 +56,7 @@ class SamplingParams:
     n: int = 1
     watermarking: bool | None = None
     return_sampling_mask: bool = False
+    structured: Structured | None = None
 
     def __post_init__(self) -> None:
         problems: list[str] = []
@@ -73,6 +76,8 @@ class SamplingParams:
             problems.append("return_sampling_mask: needs a temperature above 0 and a top_k above 0")
         if self.watermarking and self.temperature == 0:
             problems.append("watermarking: a greedy choice cannot be marked; set a temperature")
+        if self.structured is not None and self.min_tokens:
+            problems.append("min_tokens: cannot be asked of structured output, which ends itself")
         if problems:
             raise RequestError(listing("sampling parameters", problems))
 
@@ -90,6 +95,7 @@ class SamplingParams:
             or self.frequency_penalty != 0.0
             or bool(self.logit_bias or self.bad_words or self.bad_word_ids or self.min_tokens)
             or self.allowed_token_ids is not None
+            or self.structured is not None
         )
 
     def choice(self, index: int, seed: int) -> "SamplingParams":
@@ -172,6 +178,10 @@ def _flag(value: object) -> bool:
     return isinstance(value, bool)
 
 
+def _bond(value: object) -> bool:
+    return isinstance(value, Structured)
+
+
 _TRUTH = "must be true or false"
 _RULES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
     ("max_tokens", "must be 1 or more, or none", _optional(_whole(1, INT32_MAX))),
@@ -215,4 +225,5 @@ _RULES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
     ("skip_special_tokens", _TRUTH, _flag),
     ("watermarking", "must be true, false or none", _optional(_flag)),
     ("return_sampling_mask", _TRUTH, _flag),
+    ("structured", "must be a Structured, or none", _optional(_bond)),
 )

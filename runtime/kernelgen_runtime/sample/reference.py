@@ -56,7 +56,8 @@ def gumbel_noise(
 class Rules:
     """What changes the logits of one request, or marks its choices, and the tokens it looks at.
 
-    `ends` are the ids that `min_tokens` holds back. `mark` None: ordinary noise.
+    `ends` are the ids that `min_tokens` holds back. `mark` None: ordinary noise. `allowed`: a bit
+    for each token that a grammar lets through, int32 [ceil(vocab / 32)], lowest first.
     """
 
     params: SamplingParams
@@ -64,11 +65,12 @@ class Rules:
     generated: Sequence[int] = ()
     ends: Sequence[int] = ()
     mark: Watermark | None = None
+    allowed: npt.NDArray[np.int32] | None = None
 
 
 def edited(logits: Floats, rules: Rules) -> npt.NDArray[np.float32]:
     """Return float32 `logits` [vocab] as the choice sees them, in this order: biases, allowed
-    ids, ends held back, repetition, frequency and presence penalties, bad words.
+    ids, ends held back, repetition, frequency and presence penalties, bad words, the grammar.
 
     Every step rounds to float32, so that samplers must give the same bits.
     """
@@ -86,6 +88,9 @@ def edited(logits: Floats, rules: Rules) -> npt.NDArray[np.float32]:
         start = len(rules.generated) - len(word) + 1
         if start >= 0 and tuple(rules.generated[start:]) == word[:-1]:
             x[word[-1]] = -np.inf
+    if rules.allowed is not None:
+        bits = np.unpackbits(rules.allowed.view(np.uint8), bitorder="little")
+        x[bits[: len(x)] == 0] = -np.inf
     return x
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RequestError, shown
+from ..guide.guide import Guide
 from ..memory.chain import Chain
 from ..sample.params import SamplingParams
 from ..sample.reference import Likelihood
@@ -73,6 +74,8 @@ class Request:
     timings: Timings = field(default_factory=Timings)
     mark: Watermark | None = None
     """the key that its choices are marked with"""
+    guide: Guide | None = None
+    """what its text is bound to, as far as its tokens have come back"""
     logprobs: list[Likelihood] = field(default_factory=list)
     """of generated tokens, where they were asked; those of prompt tokens from the second on"""
     prompt_logprobs: list[Likelihood] = field(default_factory=list)
@@ -96,6 +99,9 @@ class Request:
         if may_end and token in self.stop_ids:
             self.stop_reason = token if token in self.params.stop_token_ids else None
             return "stop"
+        if self.guide is not None and (reason := self.guide.take(token)) is not None:
+            self.error = self.guide.error
+            return reason
         return "length" if len(self.tokens) >= self.length_limit else None
 
 

@@ -14,8 +14,8 @@ struct RuleFields {
   size_t words;
   size_t repetition, frequency, presence, free_position, biases, bad_words, ends, dense, told;
   size_t seen, remembered, first_generated, width, deduplicate, key_low, key_high;
-  size_t marked, state0, state1, state2, state3;
-  size_t bias_ids, bias_values, end_ids, told_ids, bad_word_ids, history, bins, edited;
+  size_t marked, state0, state1, state2, state3, guided;
+  size_t bias_ids, bias_values, end_ids, told_ids, bad_word_ids, history, bins, edited, allowed;
   int history_size, bad_word_size, logprob_words, most_logprobs, mask_words, mask_ids;
 };
 
@@ -70,6 +70,7 @@ class SlotRules {
       while (j < at_.bad_word_size && ids[j] >= 0 && ids[j] == back(j - 1)) ++j;
       if (j == at_.bad_word_size || ids[j] < 0) x[ids[0]] = -__builtin_inff();
     }
+    if (word(at_.guided)) guide(x, vocabulary);
   }
 
   // Settles whether the next choice is marked, and with which words.
@@ -88,6 +89,17 @@ class SlotRules {
   }
 
  private:
+  // allowed: a bit for each token, the lowest first; a grammar lets through what has one.
+  void guide(float* x, int vocabulary) const {
+    const int32_t* const allowed = list(at_.allowed);
+    for (int first = 0; first < vocabulary; first += 32) {
+      const uint32_t bits = (uint32_t)allowed[first / 32];
+      if (bits == 0xffffffffu) continue;
+      const int count = vocabulary - first < 32 ? vocabulary - first : 32;
+      for (int i = 0; i < count; ++i) x[first + i] = bits >> i & 1u ? x[first + i] : -__builtin_inff();
+    }
+  }
+
   // bins: how often a token was generated; bit 31 says that the prompt has it, bit 30 that it is forbidden.
   void penalise(float* x, int vocabulary) const {
     const int32_t* const bins = list(at_.bins);

@@ -1,0 +1,1 @@
+"""Owns grammars that bind generated text: compiled once, followed token by token."""
