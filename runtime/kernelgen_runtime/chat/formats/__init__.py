@@ -1,0 +1,1 @@
+"""Owns how families of models write tool calls and thoughts, each behind one small interface."""
