@@ -33,7 +33,7 @@ from .schedule.limits import Policy
 from .schedule.request import Request, check_rank, check_salt
 from .schedule.scheduler import Scheduler
 from .scoring import Case, Logits, Score, score
-from .text.detokenize import GrowingText
+from .text.detokenize import Decoder, GrowingText
 from .text.settings import GenerationDefaults, read_chat_template, read_generation_defaults
 from .text.tokenizer import TOKENIZER, TextTokenizer
 from .weights.load import load_weights
@@ -206,13 +206,15 @@ class LLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        decoder: Decoder | None = None,
     ) -> list[Generation]:
         """Return one generation for each of the n choices of a prompt.
 
-        Their seeds are seed, seed + 1, … Raises RequestError.
+        Their seeds are seed, seed + 1, … `decoder` None: the tokenizer. Raises RequestError.
         """
         generations = [
-            self._generation(prompt, choice, index) for index, choice in enumerate(_choices(params))
+            self._generation(prompt, choice, index, decoder)
+            for index, choice in enumerate(_choices(params))
         ]
         for generation in generations:
             request = generation.request
@@ -220,7 +222,11 @@ class LLM:
         return generations
 
     def _generation(
-        self, prompt: str | Sequence[int], params: SamplingParams, index: int
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        index: int,
+        decoder: Decoder | None = None,
     ) -> Generation:
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
@@ -232,7 +238,7 @@ class LLM:
             return Generation(self.engine, self._request(prompt, params), None, index)
         request = self._request(prompt, with_bad_word_ids(params, self.tokenizer))
         cut, special = params.include_stop_str_in_output, params.skip_special_tokens
-        text = GrowingText(self.tokenizer, prompt, params.stop, cut, special)
+        text = GrowingText(decoder or self.tokenizer, prompt, params.stop, cut, special)
         return Generation(self.engine, request, text, index)
 
     def logits(

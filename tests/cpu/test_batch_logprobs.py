@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kernelgen_runtime.batch.body import wanted
 from kernelgen_runtime.batch.lines import CHAT, COMPLETIONS
 from kernelgen_runtime.batch.logprobs import LEAST, chat_logprobs, completion_logprobs
+from kernelgen_runtime.chat.parameters import sampling_params
 from kernelgen_runtime.errors import RequestError
 from kernelgen_runtime.sample.reference import Likelihood
-from test_runtime_llm import open_toy
+from kernelgen_runtime.text.settings import GenerationDefaults
 
 TOLD = [
     Likelihood(3, -0.5, 1, ((3, -0.5), (4, -1.5))),
@@ -46,10 +46,8 @@ def test_of_a_completion() -> None:
     ],
 )
 def test_what_a_body_asks(url: str, body: dict[str, Any], asked: int | None) -> None:
-    llm = open_toy()
-    llm.chat_ids = lambda messages: [1, 2]  # type: ignore[method-assign]
-    said = {"prompt": [1], "messages": [{"role": "user", "content": "x"}]} | body
-    params = wanted(llm, url, said | {"logit_bias": {"5": -1}}).params
+    body = body | {"logit_bias": {"5": -1}}
+    params = sampling_params(GenerationDefaults(), body, url == CHAT)
     assert params.logprobs == asked and params.logit_bias == {5: -1}
 
 
@@ -62,7 +60,5 @@ def test_what_a_body_asks(url: str, body: dict[str, Any], asked: int | None) -> 
     ],
 )
 def test_what_it_may_not_ask(body: dict[str, Any], word: str) -> None:
-    llm = open_toy()
-    llm.chat_ids = lambda messages: [1, 2]  # type: ignore[method-assign]
     with pytest.raises(RequestError, match=word):
-        wanted(llm, CHAT, {"messages": [{"role": "user", "content": "x"}]} | body)
+        sampling_params(GenerationDefaults(), body, is_chat=True)

@@ -44,7 +44,8 @@ WRITTEN: dict[str, str] = {
     '{"name": "now", "parameters": {}}',
     "granite": f'<|tool_call|>[{{"name": "weather", "arguments": {TEXT}}}, '
     '{"name": "now", "arguments": {}}]',
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+    "```json\n"
     f"{TEXT}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{{}}\n"
     "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"

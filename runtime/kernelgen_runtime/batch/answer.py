@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ..chat.front import Prepared
 from ..generation import Output
 from .lines import CHAT, Line
 from .logprobs import TextOf, chat_logprobs, completion_logprobs
@@ -30,11 +31,16 @@ def refused(line: Line, status: int, message: str) -> Answer:
 
 
 def served(
-    line: Line, model: str, outputs: Sequence[Output], tells_ids: bool, text_of: TextOf
+    line: Line,
+    model: str,
+    outputs: Sequence[Output],
+    tells_ids: bool,
+    text_of: TextOf,
+    chat: Prepared | None = None,
 ) -> Answer:
     """Return the answer with all choices of a request; `text_of` tells a token's text."""
     is_chat = line.url == CHAT
-    choices = [_choice(i, output, is_chat, tells_ids) for i, output in enumerate(outputs)]
+    choices = [_choice(i, output, chat, tells_ids) for i, output in enumerate(outputs)]
     for choice, output in zip(choices, outputs, strict=True):
         if output.logprobs is not None:
             told = chat_logprobs if is_chat else completion_logprobs
@@ -50,14 +56,19 @@ def served(
     return _answer(line, _response(line, 200, body))
 
 
-def _choice(index: int, output: Output, is_chat: bool, tells_ids: bool) -> Answer:
-    text = output.text or ""
-    said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+def _choice(index: int, output: Output, chat: Prepared | None, tells_ids: bool) -> Answer:
+    text, reason = output.text or "", output.finish_reason
+    said: Answer = {"text": text}
+    if chat is not None:
+        parser = chat.parser()
+        parser.push(text)
+        parser.finish()
+        said, reason = {"message": parser.message()}, parser.finish_reason(reason)
     choice = {
         "index": index,
         **said,
         "logprobs": None,
-        "finish_reason": output.finish_reason,
+        "finish_reason": reason,
         "stop_reason": output.stop_reason,
     }
     # Without a tokenizer ids are all there is.

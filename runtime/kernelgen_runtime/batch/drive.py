@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from ..chat.front import ChatFront, Prepared
 from ..errors import KernelgenRuntimeError, LaunchError, shown
 from ..generation import Generation
 from ..llm import LLM
@@ -30,6 +31,7 @@ class _Job:
     line: Line
     generations: list[Generation]
     tells_ids: bool
+    chat: Prepared | None
 
     @property
     def is_finished(self) -> bool:
@@ -41,6 +43,7 @@ class Drive:
 
     def __init__(self, llm: LLM, tell: Callable[[Told], None]) -> None:
         self._llm, self._tell = llm, tell
+        self._front = ChatFront.of(llm) if llm.has_tokenizer else None
         self._jobs: dict[Request, tuple[_Job, Generation]] = {}
         self._capacity = 2 * llm.limits.max_num_seqs
 
@@ -91,14 +94,17 @@ class Drive:
 
     def _start(self, line: Line) -> None:
         """Begin all choices of a request, or none. Raises RequestError, TextError."""
-        asked = wanted(self._llm, line.url, line.body or {})
+        asked = wanted(self._llm, self._front, line.url, line.body or {})
+        decoder = asked.chat.decoder if asked.chat else None
         rank, salt, params = asked.priority, asked.cache_salt, asked.params
         generations = [
             generation
             for prompt in asked.prompts
-            for generation in self._llm.choices(prompt, params, priority=rank, cache_salt=salt)
+            for generation in self._llm.choices(
+                prompt, params, priority=rank, cache_salt=salt, decoder=decoder
+            )
         ]
-        job = _Job(line, generations, asked.tells_ids)
+        job = _Job(line, generations, asked.tells_ids, asked.chat)
         for generation in generations:
             generation.begin()
             self._jobs[generation.request] = (job, generation)
@@ -125,7 +131,7 @@ class Drive:
         if errors:
             return Told(refused(job.line, 500, errors[0]), True, prompt, generated)
         model, text_of = self._llm.manifest.name, self._text_of
-        answer = served(job.line, model, outputs, job.tells_ids, text_of)
+        answer = served(job.line, model, outputs, job.tells_ids, text_of, job.chat)
         return Told(answer, False, prompt, generated)
 
     def _text_of(self, token: int) -> str:

@@ -1,6 +1,7 @@
 """Owns the grammars of tool calls, in the form in which each family of models writes them.
 
-The text of a structured answer of kind "calls" is {"style", "many", "tools": [{"name", "schema"}]}.
+The text of a structured answer of kind "calls" is {"style", "many", "tools": [{"name", "schema"}],
+"instead"?}; `instead` is a schema of JSON that may be given in the place of calls.
 """
 
 import json
@@ -117,7 +118,11 @@ def calls_lark(tokenizer: Tokens, asked: Mapping[str, Any]) -> Rules:
     rules.append(f"call: {' | '.join(names)}")
     more = f" ({marked(tokenizer, style.between)} call)*" if asked.get("many") else ""
     pieces = [marked(tokenizer, style.opens), "call" + more, marked(tokenizer, style.closes)]
-    return " ".join(filter(None, pieces)), rules
+    body = " ".join(filter(None, pieces))
+    if (instead := asked.get("instead")) is not None:
+        rules.append(f"instead: {json_rule(instead)}")
+        body = f"({body} | instead)"
+    return body, rules
 
 
 def _json_call(tokenizer: Tokens, style: JsonCalls, rule: str, name: str, schema: Any) -> list[str]:

@@ -52,6 +52,11 @@ class Structured:
                 )
         check(self.text)
 
+    @property
+    def schema(self) -> Json:
+        """The schema of JSON that is asked for, parsed."""
+        return parse_json(self.text) if self.text else {"type": "object"}
+
     def to_json(self) -> dict[str, Json]:
         """Return the fields as JSON has them."""
         return {"kind": self.kind, "text": self.text, "opens": self.opens, "closes": self.closes}

@@ -14,12 +14,15 @@ MAX_SECONDS = 5.0
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens it may name. Raises TextError if it is none."""
+    """A compiled template and the special tokens it may name. Raises TextError if it is none.
+
+    `source` is its text.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], where: str) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise TextError(f"{where}: chat template of {len(source)} characters is too long")
-        self._where = where
+        self.source, self._where = source, where
         self._special_tokens = dict(special_tokens)
         sandbox = TemplateSandbox()
         sandbox.globals |= {"raise_exception": _raise_exception, "strftime_now": _strftime_now}

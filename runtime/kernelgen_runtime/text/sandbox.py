@@ -1,6 +1,7 @@
 """Owns the Jinja sandbox for templates of a checkpoint: bounded time, size and reach."""
 
 import json
+import mmap
 import re
 import sys
 import time
@@ -10,11 +11,15 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 MAX_SIZE = 16 << 20
 MAX_BITS = 4096
+MAX_GROWTH = 1 << 30
+LINES_UNWATCHED = 16
+_PAGE = mmap.PAGESIZE
 # Without xmlattr, pprint, urlize, format, …: a prompt needs none of those.
 FILTERS = frozenset(
     (
@@ -35,13 +40,25 @@ class RefusedError(Exception):
     """The template did something that is not allowed."""
 
 
+class _Generation(Extension):
+    """`{% generation %} … {% endgeneration %}`: marks what training learns from, and is text."""
+
+    tags = {"generation"}  # noqa: RUF012  (as the base class has it)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Return what stands between the tags."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class TemplateSandbox(ImmutableSandboxedEnvironment):
     """Jinja's own sandbox, without ways to make a huge value out of a short expression."""
 
     intercepted_binops = frozenset(("*", "**", "%", "+"))
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        extensions = [loopcontrols, _Generation]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
         for name in set(self.filters) - FILTERS:
             del self.filters[name]
         for name in (_WIDTHS | _PRODUCTS) & set(self.filters):
@@ -100,14 +117,18 @@ TemplateSandbox.code_generator_class = _Generator
 
 
 class Deadline:
-    """Stops template code of this thread that runs longer than `seconds`.
+    """Stops template code of this thread that runs longer than `seconds`, or eats memory.
 
-    A template is compiled to Python, so a trace function sees each line of it: that ends nested
-    loops that write nothing, without a second thread or process.
+    No single value can be huge, but there may be many of them: where the process has grown by more
+    than `MAX_GROWTH` bytes since the start, the template ends. A template is compiled to Python,
+    so a trace function sees each line of it: that ends nested loops that write nothing, without a
+    second thread or process.
     """
 
     def __init__(self, seconds: float) -> None:
         self._end = time.perf_counter() + seconds
+        self._most = _resident_pages() + MAX_GROWTH // _PAGE
+        self._lines = 0
         self._outer: Any = None
 
     def __enter__(self) -> None:
@@ -120,14 +141,33 @@ class Deadline:
     def _trace(self, frame: FrameType, event: str, argument: object) -> Any:
         if time.perf_counter() > self._end:
             raise RefusedError("it runs too long")
+        self._lines += 1
+        if self._lines % LINES_UNWATCHED == 0 and _resident_pages() > self._most:
+            raise RefusedError("it takes too much memory")
         return self._trace
+
+
+def _resident_pages() -> int:
+    """Return the pages of memory that the process has; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
     """Return plain JSON: a prompt is not HTML, nothing in it is escaped."""
     ascii_only = bool(options.get("ensure_ascii", False))
     width = min(indent, 16) if isinstance(indent, int) else None
-    return json.dumps(value, ensure_ascii=ascii_only, indent=width)
+    given = options.get("separators")
+    separators = None
+    if isinstance(given, list | tuple) and len(given) == 2:
+        separators = (str(given[0])[:8], str(given[1])[:8])
+    sort = options.get("sort_keys") is True
+    return json.dumps(
+        value, ensure_ascii=ascii_only, indent=width, separators=separators, sort_keys=sort
+    )
 
 
 def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,6 +39,11 @@ class TextTokenizer:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
+    def special_tokens(self) -> dict[int, str]:
+        """Return id and text of each special token: what `decode` leaves out unless told."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {i: token.content for i, token in added.items() if token.special}
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `ids`; ids that the tokenizer does not know give nothing."""
         text: str = self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
