@@ -77,10 +77,10 @@ RUNTIME_ORDER = (
         "speculate",
         "llm",
     ),
-    *("speculate", "llm", "chat", "batch", "serve", "commands", "cli"),
+    *("chat", "batch", "server", "commands", "cli"),
 )
 RUNTIME_OUTSIDE = ["torch", "numpy", "tvm_ffi", "safetensors", "tokenizers", "jinja2", "rich"]
-SERVE_OUTSIDE = ["starlette", "uvicorn", "prometheus_client"]
+SERVE_OUTSIDE = ["starlette", "uvicorn", "uvloop", "msgspec", "prometheus_client", "yaml", "ray"]
 LAZY_OUTSIDE = {"guide": ["llguidance"]}  # inside functions only: an extra that may be missing
 
 
