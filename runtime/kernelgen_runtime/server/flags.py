@@ -113,7 +113,7 @@ def _add_http(group: argparse._ArgumentGroup) -> None:
     add("--port", type=int, default=8000, help="port; 0 takes a free one")
     add("--uds", metavar="PATH", help="a Unix socket instead of host and port")
     add("--api-key", nargs="+", metavar="KEY",
-        help="what /v1 asks for; better from KERNELGEN_API_KEY, which `ps` does not show")  # fmt: skip
+        help="what /v1 asks for; better from KERNELGEN_API_KEY: no `ps` shows it")  # fmt: skip
     add("--root-path", default="", metavar="PATH", help="path before all routes, at a proxy")
     add("--allowed-origins", type=words, default=[], metavar="JSON", help="origins of browsers")
     add("--allowed-methods", type=words, default=["GET", "POST"], metavar="JSON")

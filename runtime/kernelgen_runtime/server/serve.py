@@ -50,8 +50,12 @@ def run(options: ServeOptions, started: float) -> int:
     for line in banner(options, url):
         LOG.info(line)
     try:
+        server = Server(options, listener, url, started)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(Server(options, listener, url, started).run())
+            code = runner.run(server.run())
+        if server.failure:
+            print(f"error: {server.failure}", file=sys.stderr)
+        return code
     finally:
         listener.close()
         if flags.uds:
@@ -67,6 +71,8 @@ class Server:
     ) -> None:
         self._options, self._listener = options, listener
         self._url, self._started = url, started
+        self.failure = ""
+        """why it could not start, or had to end"""
         self._stop = asyncio.Event()
         self._signals = 0
 
@@ -102,7 +108,7 @@ class Server:
         try:
             facts = starting.result()
         except (EngineDeadError, KernelgenRuntimeError) as error:
-            print(f"error: {error}", file=sys.stderr)
+            self.failure = str(error)
             return error.exit_code or 1
         for line in ready_lines(service, facts, self._url, self._started):
             LOG.info(line)
@@ -113,7 +119,8 @@ class Server:
             await self._drain(service, ended)
         if self._stop.is_set():
             return 0
-        LOG.error("the engine is dead: %s", ended.result())
+        self.failure = f"the engine is dead: {ended.result()}"
+        LOG.error(self.failure)
         await asyncio.sleep(LINGER_SECONDS)
         return ended.result().exit_code or 1
 
@@ -201,3 +208,12 @@ def _set_up_logging(level: str) -> None:
         logger = logging.getLogger(name)
         logger.handlers[:], logger.propagate = [handler], False
         logger.setLevel(number)
+    # It tells of its own start and end; ours are told already.
+    logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
+    logging.getLogger("uvicorn.access").addFilter(_is_of_interest)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """Leave out what machines ask every few seconds."""
+    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
+    return path not in ("/health", "/ping", "/metrics", "/load")
