@@ -1,4 +1,4 @@
-"""Owns the command line: `run`, `serve` and `logits`; everything heavy is imported after parsing."""
+"""Owns the command line: `run`, `serve`, `logits`; everything heavy is imported after parsing."""
 
 import argparse
 import os

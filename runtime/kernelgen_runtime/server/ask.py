@@ -84,6 +84,8 @@ class Reading:
     tokenizer: TextTokenizer | None = None
     front: ChatFront | None = None
     told: Told = field(default_factory=Told)
+    more_ends: tuple[int, ...] = ()
+    """ids that end a text here, though the engine does not know them as ends"""
 
     def choices(self, body: Body) -> int:
         """Return how many choices a checked body asks for; cheap."""
@@ -115,6 +117,8 @@ class Reading:
             params = replace(params, prompt_logprobs=params.logprobs)
         if params.bad_words and self.tokenizer is not None:
             params = with_bad_word_ids(params, self.tokenizer)
+        if self.more_ends and not params.ignore_eos:
+            params = replace(params, stop_token_ids=(*params.stop_token_ids, *self.more_ends))
         streams = body.get("stream") is True
         if streams and "prompt_logprobs" in body:
             raise FieldError("prompt_logprobs: a stream does not tell them", "prompt_logprobs")

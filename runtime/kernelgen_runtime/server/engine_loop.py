@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..errors import KernelgenRuntimeError, LaunchError
 from ..llm import LLM
+from ..sample.structured import Structured
 from ..schedule.request import Request
 from .live import Live
 from .pipe import EnginePipe, PipeClosedError
@@ -61,13 +62,16 @@ class EngineLoop:
 
     def _submit(self, message: Submit) -> None:
         """Queue a request; one whose grammar has to be compiled first waits for that."""
-        structured = getattr(message.params, "structured", None)
+        structured = message.params.structured
         if structured is None:
             self._enter(message)
             return
-        job = self._compiler.submit(self._llm.grammars.check, structured)
+        job = self._compiler.submit(self._check_grammar, structured)
         self._compiling[message.key] = (message, job)
         job.add_done_callback(lambda _: self._pipe.wake())
+
+    def _check_grammar(self, structured: Structured) -> None:
+        self._llm.grammars.check(structured)
 
     def _enter_compiled(self) -> None:
         for key in [key for key, (_, job) in self._compiling.items() if job.done()]:

@@ -85,7 +85,6 @@ def facts(llm: LLM, begun: float, imported: float) -> Facts:
     one = peak_pages(
         manifest.cache.groups, max(1, limits.max_model_len - 1), limits.in_flight_tokens
     )
-    ends = llm.defaults.eos_token_ids or manifest.model.eos_token_ids
     return Facts(
         name=manifest.name,
         version=manifest.model.version,
@@ -104,7 +103,7 @@ def facts(llm: LLM, begun: float, imported: float) -> Facts:
         weight_bytes=llm.weights.bytes,
         weight_seconds=llm.weights.seconds,
         concurrency=(llm.pages - 1) / one,
-        end_ids=list(ends),
+        end_ids=list(llm.end_ids),
         plans=[f"{phase} {', '.join(map(str, sorted(sizes[phase])))}" for phase in sizes],
         notes=build_notes(llm.artifact.folder, manifest.target),
         seconds=time.perf_counter() - begun,

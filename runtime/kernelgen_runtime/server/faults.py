@@ -143,7 +143,7 @@ def _is_kind(value: Json, schema: Schema) -> bool:
     if kind is None:
         return True
     if isinstance(value, bool):
-        return kind == "boolean"
+        return bool(kind == "boolean")
     kinds: tuple[type, ...] = _KINDS[kind]
     return isinstance(value, kinds)
 

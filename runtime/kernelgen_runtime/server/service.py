@@ -9,7 +9,7 @@ from enum import StrEnum
 from ..artifact.bounded_json import Json
 from ..chat.front import ChatFront, ChatOptions
 from ..errors import shown
-from ..text.settings import GenerationDefaults, read_generation_defaults
+from ..text.settings import GenerationDefaults, resolve_defaults
 from ..text.tokenizer import TOKENIZER, TextTokenizer
 from .admission import Admission
 from .ask import Reading, Told
@@ -100,6 +100,7 @@ class Service:
             max_logprobs=flags.max_logprobs,
             tokenizer=self.tokenizer,
             front=self.front,
+            more_ends=tuple(set(defaults.eos_token_ids or ()) - set(facts.end_ids)),
             told=Told(
                 tokens_as_ids=flags.return_tokens_as_token_ids,
                 usage_in_stream=flags.enable_force_include_usage,
@@ -164,12 +165,11 @@ class Service:
             self.numbers.load = stepped.load
 
     def _read_text(self) -> GenerationDefaults:
-        folder = self.options.folder
-        if folder is None:
-            return GenerationDefaults()
-        if (folder / TOKENIZER).is_file():
+        folder, flags = self.options.folder, self.flags
+        if folder is not None and (folder / TOKENIZER).is_file():
             self.tokenizer = TextTokenizer(folder)
-        return read_generation_defaults(folder)
+        changes = flags.override_generation_config
+        return resolve_defaults(folder, flags.generation_config, changes)
 
     def _make_front(self, architecture: str) -> ChatFront:
         flags = self.flags
