@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Lifespan
 
 from . import generate, routes, scale_out
 from .gate import Gate
@@ -17,8 +18,10 @@ from .replies import problem_reply
 from .service import LOG, Service
 
 
-def create_app(service: Service) -> Starlette:
-    """Return the application around a service. Whoever serves it starts and closes the service."""
+def create_app(service: Service, lifespan: Lifespan[Starlette] | None = None) -> Starlette:
+    """Return the application around a service. Whoever serves it starts and closes the service:
+    itself, or by the application's `lifespan`.
+    """
     flags = service.flags
     found = [
         Route("/", routes.status_page),
@@ -41,6 +44,7 @@ def create_app(service: Service) -> Starlette:
     app = Starlette(
         routes=found,
         middleware=_middleware(service),
+        lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, ClientDisconnect: _gone, Exception: _error},
     )
     for kind in problem_kinds():
