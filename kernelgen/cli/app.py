@@ -20,6 +20,7 @@ from kernelgen.cli.commands import (
     models,
     plan,
     run,
+    serve,
     tables,
     tune,
     verify,
@@ -43,6 +44,7 @@ app = typer.Typer(
 app.command("build")(build.build)
 app.command("plan")(plan.plan)
 app.command("run", context_settings=run.PASS_THROUGH, add_help_option=False)(run.run)
+app.command("serve", context_settings=serve.PASS_THROUGH, add_help_option=False)(serve.serve)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("tune")(tune.tune)

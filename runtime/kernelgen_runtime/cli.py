@@ -1,4 +1,4 @@
-"""Owns the command line: `run` and `logits`; everything heavy is imported after parsing."""
+"""Owns the command line: `run`, `serve`, `logits`; everything heavy is imported after parsing."""
 
 import argparse
 import os
@@ -23,8 +23,15 @@ class _Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
     """Run a command and return its exit code. `artifact` given: the command line names none."""
-    options = build_parser(artifact).parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["serve"]:
+        words = _serve_words(words[1:], artifact)
+    options = build_parser(artifact).parse_args(words)
     try:
+        if options.command == "serve":
+            from .server.command import serve
+
+            return serve(options)
         if options.command == "logits":
             from .commands.logits import logits
 
@@ -51,6 +58,17 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
         return 1
 
 
+def _serve_words(words: Sequence[str], artifact: str | None) -> list[str]:
+    """Return the line of `serve` as its parser reads it; end where it cannot be meant."""
+    from .server.command import serve_argv
+
+    try:
+        return ["serve", *serve_argv(words, artifact)]
+    except KernelgenRuntimeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
 def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
     """Return the parser of every option."""
     program = Path(sys.argv[0])  # kernelgen, the script of a wheel, or a package's __main__.py
@@ -58,6 +76,12 @@ def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(prog=name, description="Run a model that kernelgen built.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="generate text and show how fast it went")
+    serve = commands.add_parser(
+        "serve", help="answer over HTTP as the OpenAI API does", allow_abbrev=False
+    )
+    from .server.command import add_serve
+
+    add_serve(serve, artifact)
     logits = commands.add_parser("logits", help="write the logits of recorded cases")
     for command in (run, logits):
         if artifact is None:

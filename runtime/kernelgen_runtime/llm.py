@@ -251,6 +251,24 @@ class LLM:
         text = GrowingText(decoder or self.tokenizer, prompt, params.stop, cut, special)
         return Generation(self.engine, request, text, index)
 
+    def request(
+        self,
+        ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Request:
+        """Return a request for one choice, of ids alone: whoever queues it makes the text.
+
+        Raises RequestError, also for what only text can show (stop strings, bad words).
+        """
+        if params.n != 1 or params.stop or params.bad_words:
+            raise RequestError("a request of ids has one choice, no stop strings and no bad words")
+        request = self._request(ids, params)
+        request.priority, request.cache_salt = check_rank(priority), check_salt(cache_salt)
+        return request
+
     def logits(
         self, prompt_ids: Sequence[int], fed_ids: Sequence[int] = ()
     ) -> tuple[Logits, Logits]:

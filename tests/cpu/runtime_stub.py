@@ -20,6 +20,7 @@ SOURCE = r"""
 #include <cstring>
 #include <map>
 #include <string>
+#include <unistd.h>
 #define EXPORT(name) extern "C" __attribute__((visibility("default"))) int \
   __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t nargs, TVMFFIAny* ret)
 static std::map<std::string, const void*> bound;
@@ -68,6 +69,7 @@ EXPORT(step) {
   int32_t* last = (int32_t*)bound["last_sampled"];
   float* logits = (float*)bound["logits"];
   if (threads < 1 || counts[0] < 1) return fail("nothing to do");
+  if (STEP_MICROSECONDS) usleep(STEP_MICROSECONDS);
   for (int i = 0; i < counts[2]; ++i) {
     int t = a[LOGIT_TOKEN + i], r = 0;
     while (a[ROW_QUERY_START + r + 1] <= t) ++r;
@@ -92,10 +94,14 @@ def following(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def compile_stub(path: Path, values: dict[str, Any], abi: int = 1) -> Path:
-    """Compile the library for the manifest `values`; takes about a second."""
+def compile_stub(path: Path, values: dict[str, Any], abi: int = 1, step_us: int = 0) -> Path:
+    """Compile the library for the manifest `values`; takes about a second.
+
+    A step takes at least `step_us` microseconds.
+    """
     offsets = {f["name"].upper(): f["offset"] for f in target_json(values)["args"]["fields"]}
-    defines = {"ABI": abi, "VOCAB": VOCAB} | {k: v for k, v in offsets.items() if "." not in k}
+    defines = {"ABI": abi, "VOCAB": VOCAB, "STEP_MICROSECONDS": step_us}
+    defines |= {k: v for k, v in offsets.items() if "." not in k}
     lines = [f"#define {name} {value}" for name, value in defines.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
     source = path.with_suffix(".cpp")
@@ -122,11 +128,11 @@ def write_checkpoint(folder: Path) -> Path:
     return folder
 
 
-def write_artifact(folder: Path) -> Path:
-    """A build folder around the compiled stub."""
-    values = manifest_json()
+def write_artifact(folder: Path, step_us: int = 0, **sizes: int) -> Path:
+    """A build folder around the compiled stub; `sizes` are those of `manifest_json`."""
+    values = manifest_json(**sizes)  # type: ignore[arg-type]
     values["chat"]["eos_token_ids"] = []
-    compile_stub(folder / "lib" / "cpu_avx2.so", values)
+    compile_stub(folder / "lib" / "cpu_avx2.so", values, step_us=step_us)
     (folder / "manifest.json").write_text(json.dumps(values))
     return folder
 

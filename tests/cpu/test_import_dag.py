@@ -77,10 +77,10 @@ RUNTIME_ORDER = (
         "speculate",
         "llm",
     ),
-    *("speculate", "llm", "chat", "batch", "serve", "commands", "cli"),
+    *("chat", "batch", "server", "commands", "cli"),
 )
 RUNTIME_OUTSIDE = ["torch", "numpy", "tvm_ffi", "safetensors", "tokenizers", "jinja2", "rich"]
-SERVE_OUTSIDE = ["starlette", "uvicorn", "prometheus_client"]
+SERVE_OUTSIDE = ["starlette", "uvicorn", "uvloop", "msgspec", "prometheus_client", "yaml", "ray"]
 LAZY_OUTSIDE = {"guide": ["llguidance"]}  # inside functions only: an extra that may be missing
 
 
@@ -153,7 +153,7 @@ def _runtime_allowed(part: str, line: Import) -> bool:
         before = RUNTIME_ORDER[: RUNTIME_ORDER.index(part) + 1]
         return line.relative and (other in before or not other)
     top = line.target.partition(".")[0]
-    outside = {*RUNTIME_OUTSIDE, *(SERVE_OUTSIDE if part == "serve" else ())}
+    outside = {*RUNTIME_OUTSIDE, *(SERVE_OUTSIDE if part == "server" else ())}
     outside |= {*LAZY_OUTSIDE.get(part, ())} if line.lazy else set()
     return top in outside or top in sys.stdlib_module_names
 

@@ -1,0 +1,219 @@
+"""Owns the life of a server: bound, started, ready, drained, ended; nothing is left behind."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+
+from ..errors import KernelgenRuntimeError
+from .app import create_app
+from .banner import banner, ready_lines
+from .bind import address_of, bind
+from .link import EngineDeadError
+from .options import ServeOptions
+from .protocol import limited_protocol
+from .service import LOG, Service
+
+LINGER_SECONDS = 2.0
+"""how long a server whose engine has died still says so"""
+CLOSE_SECONDS = 2.0
+WATCHDOG_SECONDS = 5.0
+STATS_SECONDS = 10.0
+
+
+class _Uvicorn(uvicorn.Server):
+    """Signals are ours: the first one drains."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def run(options: ServeOptions, started: float) -> int:
+    """Serve until a signal or the engine's end; return the exit code.
+
+    `started` is when the process began, in seconds of `time.perf_counter`. Raises ArgumentsError
+    where the address cannot be had.
+    """
+    flags = options.flags
+    _set_up_logging(flags.uvicorn_log_level)
+    listener = bind(flags.host, flags.port, flags.uds)
+    url = address_of(listener, flags.host, flags.uds, bool(flags.ssl_certfile))
+    for line in banner(options, url):
+        LOG.info(line)
+    try:
+        server = Server(options, listener, url, started)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            code = runner.run(server.run())
+        if server.failure:
+            print(f"error: {server.failure}", file=sys.stderr)
+        return code
+    finally:
+        listener.close()
+        if flags.uds:
+            with contextlib.suppress(OSError):
+                os.unlink(flags.uds)
+
+
+class Server:
+    """One run."""
+
+    def __init__(
+        self, options: ServeOptions, listener: socket.socket, url: str, started: float
+    ) -> None:
+        self._options, self._listener = options, listener
+        self._url, self._started = url, started
+        self.failure = ""
+        """why it could not start, or had to end"""
+        self._stop = asyncio.Event()
+        self._signals = 0
+
+    async def run(self) -> int:
+        """Serve; return the exit code."""
+        service = Service(self._options)
+        self._service = service
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._signalled)
+        http = _Uvicorn(self._config(service))
+        serving = asyncio.create_task(http.serve(sockets=[self._listener]))
+        stats = asyncio.create_task(self._log_stats())
+        try:
+            code = await self._live(service)
+        finally:
+            stats.cancel()
+            _watchdog(WATCHDOG_SECONDS)
+            http.should_exit = True
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(serving, CLOSE_SECONDS + 1)
+            await service.close()
+        return code
+
+    async def _live(self, service: Service) -> int:
+        """Start, wait for an end, drain; return the exit code."""
+        stopped = asyncio.create_task(self._stop.wait())
+        starting = asyncio.create_task(service.start())
+        await _first_of(stopped, starting)
+        if not starting.done():
+            starting.cancel()
+            return 0
+        try:
+            facts = starting.result()
+        except (EngineDeadError, KernelgenRuntimeError) as error:
+            self.failure = str(error)
+            return error.exit_code or 1
+        for line in ready_lines(service, facts, self._url, self._started):
+            LOG.info(line)
+        assert service.link is not None
+        ended = service.link.ended
+        await _first_of(stopped, ended)
+        if not ended.done():
+            await self._drain(service, ended)
+        if self._stop.is_set():
+            return 0
+        self.failure = f"the engine is dead: {ended.result()}"
+        LOG.error(self.failure)
+        await asyncio.sleep(LINGER_SECONDS)
+        return ended.result().exit_code or 1
+
+    async def _drain(self, service: Service, ended: "asyncio.Future[EngineDeadError]") -> None:
+        seconds = self._options.flags.shutdown_timeout
+        LOG.info("a signal: nothing new is taken; %s", f"draining for up to {seconds:g} s"
+                 if seconds else "what is under way is ended")  # fmt: skip
+        drained = asyncio.create_task(service.drain(seconds))
+        await _first_of(drained, ended)
+        drained.cancel()
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        if self._signals > 1:
+            child = self._service.child
+            if child is not None:
+                child.kill()
+            if self._options.flags.uds:
+                with contextlib.suppress(OSError):
+                    os.unlink(self._options.flags.uds)
+            os._exit(0)
+        self._stop.set()
+
+    def _config(self, service: Service) -> uvicorn.Config:
+        flags = self._options.flags
+        return uvicorn.Config(
+            create_app(service),
+            http=limited_protocol(flags.max_header_bytes),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level=flags.uvicorn_log_level,
+            access_log=not flags.disable_uvicorn_access_log,
+            server_header=False,
+            root_path=flags.root_path,
+            timeout_graceful_shutdown=int(CLOSE_SECONDS),
+            ssl_keyfile=flags.ssl_keyfile,
+            ssl_certfile=flags.ssl_certfile,
+            ssl_ca_certs=flags.ssl_ca_certs,
+            ssl_cert_reqs=flags.ssl_cert_reqs,
+        )
+
+    async def _log_stats(self) -> None:
+        if self._options.flags.disable_log_stats:
+            return
+        before = 0
+        while True:
+            await asyncio.sleep(STATS_SECONDS)
+            meters, link = self._service.meters, self._service.link
+            tokens = meters.generated_tokens
+            if tokens != before and link is not None and link.facts is not None:
+                LOG.info(
+                    "%.1f tokens/s, %d running, %d waiting, cache %.1f%% in use",
+                    *((tokens - before) / STATS_SECONDS, link.load.running, link.load.waiting),
+                    100.0 * link.load.used_pages / max(1, link.facts.pages),
+                )
+            before = tokens
+
+
+async def _first_of(*futures: "asyncio.Future[Any]") -> None:
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return None
+    made: Callable[[], asyncio.AbstractEventLoop] = new_event_loop
+    return made
+
+
+def _watchdog(seconds: float) -> None:
+    """End the process after so long, whatever still holds it."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+def _set_up_logging(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    number = logging.getLevelNamesMapping().get(level.upper(), logging.DEBUG)
+    for name in ("kernelgen.server", "uvicorn"):
+        logger = logging.getLogger(name)
+        logger.handlers[:], logger.propagate = [handler], False
+        logger.setLevel(number)
+    # It tells of its own start and end; ours are told already.
+    logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
+    logging.getLogger("uvicorn.access").addFilter(_is_of_interest)
+
+
+def _is_of_interest(record: logging.LogRecord) -> bool:
+    """Leave out what machines ask every few seconds."""
+    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
+    return path not in ("/health", "/ping", "/metrics", "/load")
