@@ -45,19 +45,20 @@ def packed_context(
 def _walk(kind: WeightFormat) -> dict[str, Any]:
     """How kernels walk through the 16 bytes of a chunk.
 
-    `units`: four words of eight codes, or 16 bytes; `offsets`: of the codes of a unit, in columns;
+    `units`: four words of eight codes, or 16 bytes, whose columns start `apart`; `offsets`: of the
+    codes of a unit, in columns;
     `elements`: which of them share a scale, in `parts` sums a chunk. Integers become 1 + q / `span`
     once their bits (`mantissa`) are put into a float's.
     """
     bits = kind.code.stored_bits
     count = 8 if bits == 4 else 1
-    offsets = [4 * j for j in range(count)]
+    offsets = [8 * (j % 4) + j // 4 for j in range(count)]
     parts = 2 if bits == 4 and kind.group == 16 else 1
-    each = count // parts
     return {
         "units": 4 if bits == 4 else 16,
+        "apart": 2 if bits == 4 else 1,
         "offsets": offsets,
-        "elements": [list(range(p * each, p * each + each)) for p in range(parts)],
+        "elements": [[j for j in range(count) if j % 4 * parts // 4 == p] for p in range(parts)],
         "parts": parts,
         "span": 1 << bits,
         "mantissa": hex(((1 << bits) - 1) << (23 - bits)),
