@@ -31,6 +31,7 @@ from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
 from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
 from kernelgen.codegen.families.triton_sliced import SlicedTile, sliced
+from kernelgen.codegen.families.triton_sliced_packed import SlicedPackedTile, sliced_packed
 from kernelgen.planner.family import Catalogue
 from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
@@ -57,6 +58,7 @@ def triton_families(tables: Tables, require_tuned: bool = False) -> Catalogue:
         family("gemm", product_roles, quote_product(GemmTile, gemm)),
         family("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma)),
         family("gemv_packed", packed_roles, quote_product(PackedGemvTile, gemv_packed)),
+        family("sliced_packed", packed_roles, quote_product(SlicedPackedTile, sliced_packed)),
         family("packed", packed_roles, quote_product(PackedTile, packed)),
         family("attention_decode", decode_roles, quote_decode),
         family("attention_prefill", prefill_roles, quote_prefill),

@@ -8,14 +8,16 @@ from kernelgen.codegen.families.roles import LinearRoles
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.product import Orientation, product_context
 from kernelgen.formats import WeightFormat
+from kernelgen.formats.codes import E2M1
 from kernelgen.formats.device import row_sections
+from kernelgen.formats.format import WHOLE
 from kernelgen.planner.network import Region
 
 
 def packed_context(
     region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout
 ) -> dict[str, Any]:
-    """What `packed` and `gemv_packed` need: a product's context, the format, where parts lie."""
+    """What products of packed matrices need: a product's context, the format, where parts lie."""
     kind = region.value(roles.groups[0].weights[0]).type.dtype
     assert isinstance(kind, WeightFormat)
     context = product_context(region, roles, how, args)
@@ -38,6 +40,7 @@ def packed_context(
         "zero": kind.zero,
         "factor": kind.row_factor,
         **_walk(kind),
+        **_lanes(kind),
     }
     return context
 
@@ -64,3 +67,34 @@ def _walk(kind: WeightFormat) -> dict[str, Any]:
         "mantissa": hex(((1 << bits) - 1) << (23 - bits)),
         "shift": 23 - bits,
     }
+
+
+def _lanes(kind: WeightFormat) -> dict[str, Any]:
+    """How `sliced_packed` makes numbers of codes and where scales meet them.
+
+    `deep`: the 64 bytes that a warp takes of a row have one scale, which waits for their sum.
+    `hold`: codes beside each other in K that a lane gives to a product; the compiler takes 8 where
+    bytes meet codes, and registers then need not move. `lift`: what the bits of a code are less
+    than its number; NVFP4's scales bring it, as far as bfloat16 reaches, and `left_over` the rest.
+    """
+    bits = kind.code.stored_bits
+    chunk = 128 // bits
+    deep = kind.group != WHOLE and kind.group % (4 * chunk) == 0
+    on_codes = kind.group != WHOLE and not deep
+    nvfp4 = on_codes and kind.code is E2M1 and kind.scale.name == "e4m3"
+    lifts = {"e2m1": 126, "e4m3": 120}
+    parts = 2 if bits == 4 and kind.group == 16 else 1
+    half = [{"columns": [8 * p], "pair": p, "part": p * parts // 4} for p in range(4)]
+    return {
+        "chunk": chunk,
+        "deep": deep,
+        "hold": 8 if kind.zero or (on_codes and kind.scale.bytes == 1) else 4,
+        "lift": _power(lifts[kind.code.name]) if kind.code.name in lifts and not nvfp4 else "",
+        "scale_lift": [_power(120), _power(119)],
+        "left_over": _power(7) if nvfp4 else "",
+        "reads": half if bits == 4 else [{"columns": [0, 8], "pair": 0, "part": 0}],
+    }
+
+
+def _power(exponent: int) -> str:
+    return repr(2.0**exponent)
