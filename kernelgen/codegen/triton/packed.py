@@ -8,7 +8,6 @@ from kernelgen.codegen.families.roles import LinearRoles
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.product import Orientation, product_context
 from kernelgen.formats import WeightFormat
-from kernelgen.formats.codes import E2M1
 from kernelgen.formats.device import row_sections
 from kernelgen.formats.format import WHOLE
 from kernelgen.planner.network import Region
@@ -73,28 +72,19 @@ def _lanes(kind: WeightFormat) -> dict[str, Any]:
     """How `sliced_packed` makes numbers of codes and where scales meet them.
 
     `deep`: the 64 bytes that a warp takes of a row have one scale, which waits for their sum.
-    `hold`: codes beside each other in K that a lane gives to a product; the compiler takes 8 where
-    bytes meet codes, and registers then need not move. `lift`: what the bits of a code are less
-    than its number; NVFP4's scales bring it, as far as bfloat16 reaches, and `left_over` the rest.
+    `hold`: codes beside each other in K that a lane gives to a product, as the compiler wants it:
+    with another number registers would move. `lift`: what the bits of a code are less than it.
     """
     bits = kind.code.stored_bits
     chunk = 128 // bits
-    deep = kind.group != WHOLE and kind.group % (4 * chunk) == 0
-    on_codes = kind.group != WHOLE and not deep
-    nvfp4 = on_codes and kind.code is E2M1 and kind.scale.name == "e4m3"
-    lifts = {"e2m1": 126, "e4m3": 120}
+    lifts = {"e2m1": 2.0**126, "e4m3": 2.0**120}
     parts = 2 if bits == 4 and kind.group == 16 else 1
-    half = [{"columns": [8 * p], "pair": p, "part": p * parts // 4} for p in range(4)]
+    reads = [{"columns": [8 * p, 8 * p + 8], "pair": p, "part": p * parts // 4} for p in (0, 2)]
+    deep = kind.group != WHOLE and kind.group % (4 * chunk) == 0
     return {
         "chunk": chunk,
         "deep": deep,
-        "hold": 8 if kind.zero or (on_codes and kind.scale.bytes == 1) else 4,
-        "lift": _power(lifts[kind.code.name]) if kind.code.name in lifts and not nvfp4 else "",
-        "scale_lift": [_power(120), _power(119)],
-        "left_over": _power(7) if nvfp4 else "",
-        "reads": half if bits == 4 else [{"columns": [0, 8], "pair": 0, "part": 0}],
+        "hold": 4,
+        "lift": lifts.get(kind.code.name, ""),
+        "reads": reads[: 8 // bits],
     }
-
-
-def _power(exponent: int) -> str:
-    return repr(2.0**exponent)
