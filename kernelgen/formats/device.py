@@ -8,7 +8,8 @@ from kernelgen.formats.format import WHOLE, WeightFormat
 
 PANEL = 32
 CHUNK = 32
-"""columns whose nibbles lie together in the rows layout: four words, code j of word w is 4j + w"""
+"""columns whose nibbles lie together in the rows layout, in four words: pair p of word w (its codes p
+and p + 4) are columns 8p + 2w and the next, so that one mask takes both to halves of a word"""
 SECTION = 256
 """bytes that the sections of the rows layout start at multiples of"""
 _FACTOR_BYTES = 4

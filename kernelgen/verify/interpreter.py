@@ -121,6 +121,7 @@ def _repair(interpreter: Any) -> None:
         setattr(builder, name, _through_float32(interpreter, plain_op))
     builder.create_dot = _dot(interpreter)
     builder.create_inline_asm = _hint(interpreter)
+    builder.get_bf16 = _constant(interpreter)
     install_overflow_check(interpreter)
     _repair_constants(interpreter)
     _repair_externs(interpreter)
@@ -197,6 +198,17 @@ def _dot(interpreter: Any) -> Callable[..., Any]:
     def run(self: Any, a: Any, b: Any, sums: Any, precision: Any, imprecise: Any) -> Any:
         product = np.matmul(operand(a), operand(b)).astype(sums.data.dtype)
         return interpreter.TensorHandle(product + sums.data, sums.dtype.scalar)
+
+    return run
+
+
+def _constant(interpreter: Any) -> Callable[..., Any]:
+    """A number that meets bfloat16; the interpreter has none."""
+    import numpy as np
+    import triton.language as tl
+
+    def run(self: Any, value: float) -> Any:
+        return interpreter.TensorHandle(_rounded(np.array([value], np.float32)), tl.bfloat16)
 
     return run
 

@@ -51,8 +51,8 @@ def pack_rows(kind: WeightFormat, parts: Quantised) -> Any:
     codes, zero = device_codes(kind, parts)
     codes = np.pad(codes, ((0, 0), (0, -k % CHUNK)))
     if kind.code.stored_bits == 4:
-        # Code j of word w of a chunk is column 4j + w.
-        words = codes.reshape(n, -1, 8, 4).transpose(0, 1, 3, 2)
+        # Code j of word w of a chunk is column 8·(j mod 4) + 2w + ⌊j / 4⌋.
+        words = codes.reshape(n, -1, 4, 4, 2).transpose(0, 1, 3, 4, 2)
         codes = words[..., ::2] | words[..., 1::2] << np.uint8(4)
     scale = parts.scale if kind.rows != WHOLE else np.repeat(parts.scale, n, axis=0)
     sections = [codes, stored_scales(scale, kind.scale), zero, parts.factor]

@@ -87,3 +87,24 @@ def test_packed_product(activation: DType, name: str, kind: str, tokens: int) ->
     assert row_prep(kernel.match.region, kernel.match.roles) is not None or kind == "o"
     trial = Trial(model, kernel, tile, scenario, scenario.tokens + 3, slack=SLACK[activation])
     assert not trial.problems()
+
+
+@pytest.mark.parametrize(("kind", "tokens"), [("o", 1), ("gate_up+norm", 7), ("qkv+norm", 16)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_few_rows(name: str, kind: str, tokens: int) -> None:
+    model = in_format(_architecture(ragged=tokens == 7), name, BFLOAT16)
+    block = model.block("layer")
+    known = {n.name for n in model.graph.blocks[block].nodes}
+    ops = [n for op in KINDS[kind] for n in (op, f"{op}.add_bias") if n in known]
+    kernel = model.kernel(block, ops, "sliced_packed")
+    scenario = min(
+        (s for s in scenarios("decode", model.positions, 64) if s.tokens <= 16),
+        key=lambda s: abs(s.tokens - tokens),
+    )
+    tile = {
+        "rows": 8 if scenario.tokens < 8 else 16,
+        "outputs": 16 if tokens == 1 else 32,
+        "warps": 2 if tokens == 7 else 4,
+    }
+    trial = Trial(model, kernel, tile, scenario, tile["rows"], slack=SLACK[BFLOAT16])
+    assert not trial.problems()

@@ -29,6 +29,7 @@ from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
 from kernelgen.codegen.families.triton_skinny import SkinnyTile, skinny
 from kernelgen.codegen.families.triton_sliced import SlicedTile, sliced
+from kernelgen.codegen.families.triton_sliced_packed import SlicedPackedTile, sliced_packed
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Catalogue, Family
 from kernelgen.planner.network import Region
@@ -82,6 +83,12 @@ _FAMILIES: Sequence[_Named] = (
     ("gemm", product_roles, quote_product(GemmTile, gemm), _MANY_ROWS),
     ("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma), _MANY_ROWS),
     ("gemv_packed", packed_roles, quote_product(PackedGemvTile, gemv_packed), _ONE_ROW),
+    (
+        "sliced_packed",
+        packed_roles,
+        quote_product(SlicedPackedTile, sliced_packed),
+        _FEW_ROWS,
+    ),
     ("packed", packed_roles, quote_product(PackedTile, packed), _BY_SIZE),
     ("attention_decode", decode_roles, quote_decode, _PARTS),
     ("attention_prefill", prefill_roles, quote_prefill, _BY_SIZE),

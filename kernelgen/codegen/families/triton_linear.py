@@ -13,13 +13,16 @@ from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile,
 from kernelgen.codegen.families.triton_product import Product, product
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
 from kernelgen.codegen.families.triton_sliced import SlicedTile
+from kernelgen.codegen.families.triton_sliced_packed import SlicedPackedTile
 from kernelgen.formats.codes import E4M3
 from kernelgen.hw.device import Device
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
-ProductTile = GemvTile | SlicedTile | SkinnyTile | GemmTile | PackedTile | PackedGemvTile
+ProductTile = (
+    GemvTile | SlicedTile | SkinnyTile | GemmTile | PackedTile | PackedGemvTile | SlicedPackedTile
+)
 Chooser = Callable[[Product, Device], Best[Product] | Refusal]
 
 

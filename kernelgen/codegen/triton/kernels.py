@@ -27,12 +27,13 @@ from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile
 from kernelgen.codegen.families.triton_rows import RowsTile
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
 from kernelgen.codegen.families.triton_sliced import SlicedTile
+from kernelgen.codegen.families.triton_sliced_packed import SlicedPackedTile
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import element_type, triton_name
 from kernelgen.codegen.triton.gemv import gemv_context
 from kernelgen.codegen.triton.packed import packed_context
-from kernelgen.codegen.triton.product import GEMM, GEMV, SKINNY, product_context
+from kernelgen.codegen.triton.product import FEW, GEMM, GEMV, SKINNY, product_context
 from kernelgen.codegen.triton.rows import POSITIONS, rows_context
 from kernelgen.ir.graph import Role
 from kernelgen.ir.op import Trait
@@ -199,6 +200,13 @@ def _gemv_packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
 
 
+def _sliced_packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
+    tile = SlicedPackedTile(**choice)
+    grid = (_tiles(region, roles, tile.outputs), 1, 1)
+    constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "SLICES": tile.warps}
+    return _Tile(constants, tile.warps, 1, lambda sizes: grid)
+
+
 def _packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     tile, x = PackedTile(**choice), region.value(roles.x).type
     tiles = _tiles(region, roles, tile.outputs)
@@ -228,6 +236,7 @@ _TILES: Mapping[str, Callable[[Region, Roles, Choice], _Tile]] = {
     "gemm": _gemm,
     "packed": _packed,
     "gemv_packed": _gemv_packed,
+    "sliced_packed": _sliced_packed,
     "rows": _rows,
 }
 _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, Any]]] = {
@@ -240,6 +249,9 @@ _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, 
     "packed": lambda region, roles, layout, _: packed_context(region, roles, SKINNY, layout.args),
     "gemv_packed": lambda region, roles, layout, _: packed_context(
         region, roles, GEMV, layout.args
+    ),
+    "sliced_packed": lambda region, roles, layout, _: packed_context(
+        region, roles, FEW, layout.args
     ),
     "rows": lambda region, roles, layout, _: rows_context(region, layout.cache, layout.args),
 }

@@ -9,13 +9,14 @@ from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.product import Orientation, product_context
 from kernelgen.formats import WeightFormat
 from kernelgen.formats.device import row_sections
+from kernelgen.formats.format import WHOLE
 from kernelgen.planner.network import Region
 
 
 def packed_context(
     region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout
 ) -> dict[str, Any]:
-    """What `packed` and `gemv_packed` need: a product's context, the format, where parts lie."""
+    """What products of packed matrices need: a product's context, the format, where parts lie."""
     kind = region.value(roles.groups[0].weights[0]).type.dtype
     assert isinstance(kind, WeightFormat)
     context = product_context(region, roles, how, args)
@@ -51,27 +52,51 @@ def format_context(kind: WeightFormat, k: int) -> dict[str, Any]:
         "zero": kind.zero,
         "factor": kind.row_factor,
         **_walk(kind),
+        **_lanes(kind),
     }
 
 
 def _walk(kind: WeightFormat) -> dict[str, Any]:
     """How kernels walk through the 16 bytes of a chunk.
 
-    `units`: four words of eight codes, or 16 bytes; `offsets`: of the codes of a unit, in columns;
+    `units`: four words of eight codes, or 16 bytes, whose columns start `apart`; `offsets`: of the
+    codes of a unit, in columns;
     `elements`: which of them share a scale, in `parts` sums a chunk. Integers become 1 + q / `span`
     once their bits (`mantissa`) are put into a float's.
     """
     bits = kind.code.stored_bits
     count = 8 if bits == 4 else 1
-    offsets = [4 * j for j in range(count)]
+    offsets = [8 * (j % 4) + j // 4 for j in range(count)]
     parts = 2 if bits == 4 and kind.group == 16 else 1
-    each = count // parts
     return {
         "units": 4 if bits == 4 else 16,
+        "apart": 2 if bits == 4 else 1,
         "offsets": offsets,
-        "elements": [list(range(p * each, p * each + each)) for p in range(parts)],
+        "elements": [[j for j in range(count) if j % 4 * parts // 4 == p] for p in range(parts)],
         "parts": parts,
         "span": 1 << bits,
         "mantissa": hex(((1 << bits) - 1) << (23 - bits)),
         "shift": 23 - bits,
+    }
+
+
+def _lanes(kind: WeightFormat) -> dict[str, Any]:
+    """How `sliced_packed` makes numbers of codes and where scales meet them.
+
+    `deep`: the 64 bytes that a warp takes of a row have one scale, which waits for their sum.
+    `hold`: codes beside each other in K that a lane gives to a product, as the compiler wants it:
+    with another number registers would move. `lift`: what the bits of a code are less than it.
+    """
+    bits = kind.code.stored_bits
+    chunk = 128 // bits
+    lifts = {"e2m1": 2.0**126, "e4m3": 2.0**120}
+    parts = 2 if bits == 4 and kind.group == 16 else 1
+    reads = [{"columns": [8 * p, 8 * p + 8], "pair": p, "part": p * parts // 4} for p in (0, 2)]
+    deep = kind.group != WHOLE and kind.group % (4 * chunk) == 0
+    return {
+        "chunk": chunk,
+        "deep": deep,
+        "hold": 4,
+        "lift": lifts.get(kind.code.name, ""),
+        "reads": reads[: 8 // bits],
     }

@@ -48,6 +48,12 @@ SKINNY = Orientation(
     ),
     tensor_cores=True,
 )
+# The same where the template shapes rows and columns as lanes hold them.
+FEW = Orientation(
+    rows=Frame("row_in", "k", Mask("known"), Mask("real", "RAGGED"), Mask("live_in")),
+    sums=SKINNY.sums,
+    tensor_cores=True,
+)
 GEMM = Orientation(
     rows=_ROWS,
     sums=Frame(

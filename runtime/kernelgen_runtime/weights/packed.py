@@ -205,7 +205,7 @@ def _write_rows(
     starts, n = packed_sections(packed), len(codes)
     codes = pad(codes, (0, -codes.shape[1] % _CHUNK))
     if packed.stored_bits == 4:
-        words = codes.reshape(n, -1, 8, 4).transpose(2, 3)
+        words = codes.reshape(n, -1, 4, 4, 2).permute(0, 1, 3, 4, 2)
         codes = (words[..., ::2] | (words[..., 1::2] << 4)).flatten(1)
     _put(out, starts[0], first, codes)
     if packed.scale_rows == 0:
