@@ -10,7 +10,7 @@ from typing import Any
 
 from kernelgen.bench.case import Case, prompts
 from kernelgen.bench.series import Series, quantile
-from kernelgen.core.errors import UsageError
+from kernelgen.core.errors import CheckFailed, UsageError
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,10 @@ class StepFigures:
 
 
 def play(llm: Any, rows: Sequence[Sequence[int]], tokens: int) -> Played:
-    """Generates `tokens` tokens, greedily, for all prompts at once."""
+    """Generates `tokens` tokens, greedily, for all prompts at once.
+
+    `CheckFailed` where a request ends with an error: what a step of NaN takes says nothing.
+    """
     from kernelgen_runtime.sample.params import SamplingParams
 
     params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
@@ -68,8 +71,21 @@ def play(llm: Any, rows: Sequence[Sequence[int]], tokens: int) -> Played:
         for generation in generations:
             generation.abort()
         llm.engine.drain()
+    check_none_failed([generation.request for generation in generations])
     first = max(generation.request.timings.first_token for generation in generations)
     return Played(first - start, tuple(end - start for end in ends if end >= first))
+
+
+def check_none_failed(requests: Sequence[Any]) -> None:
+    """`CheckFailed` where any of the runtime's requests has ended with an error."""
+    failed = [request for request in requests if request.finish_reason == "error"]
+    if failed:
+        told = failed[0].error or "its step failed"
+        raise CheckFailed(
+            f"{len(failed)} of {len(requests)} requests ended with an error, the first: {told}",
+            where="bench",
+            hint="run `kernelgen verify BUILD`",
+        )
 
 
 def measure(llm: Any, case: Case, rounds: int) -> StepFigures:

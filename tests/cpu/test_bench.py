@@ -25,7 +25,7 @@ from kernelgen.bench.kernels import by_kernel, measured_launches
 from kernelgen.bench.machine import Clocks, machine
 from kernelgen.bench.matrices import matrices, ours, ours_in_all
 from kernelgen.bench.options import Options
-from kernelgen.bench.play import Played, StepFigures
+from kernelgen.bench.play import Played, StepFigures, check_none_failed
 from kernelgen.bench.records import Record, advances, profile
 from kernelgen.bench.report import Report, Setup
 from kernelgen.bench.series import Series
@@ -34,7 +34,13 @@ from kernelgen.cli import main
 from kernelgen.cli.benchmark import parse_baselines, subject
 from kernelgen.cli.model import resolve
 from kernelgen.cli.pipeline import lowered, plan_model
-from kernelgen.core.errors import KernelgenError, NoDeviceError, UnsupportedError, UsageError
+from kernelgen.core.errors import (
+    CheckFailed,
+    KernelgenError,
+    NoDeviceError,
+    UnsupportedError,
+    UsageError,
+)
 from kernelgen.report.plan_data import read_plan
 
 MODEL = "smollm2-135m-instruct"
@@ -477,3 +483,11 @@ def test_a_profiled_case_becomes_rows(gpu: Built, monkeypatch: pytest.MonkeyPatc
     text = markdown(whole)
     assert "Kernels of a step, batch 8, 128 in, 64 out, 136 entries" in text
     assert json.loads(json.dumps(whole.to_json()))["rows"]
+
+
+def test_a_failed_request_is_no_measurement() -> None:
+    ended = [SimpleNamespace(finish_reason="length", error="")]
+    check_none_failed(ended)
+    failed = SimpleNamespace(finish_reason="error", error="logits are NaN after 3 tokens")
+    with pytest.raises(CheckFailed, match="1 of 2 requests ended with an error.*NaN after 3"):
+        check_none_failed([*ended, failed])
