@@ -489,5 +489,5 @@ def test_a_failed_request_is_no_measurement() -> None:
     ended = [SimpleNamespace(finish_reason="length", error="")]
     check_none_failed(ended)
     failed = SimpleNamespace(finish_reason="error", error="logits are NaN after 3 tokens")
-    with pytest.raises(CheckFailed, match="1 of 2 requests ended with an error.*NaN after 3"):
+    with pytest.raises(CheckFailed, match=r"1 of 2 requests ended with an error.*NaN after 3"):
         check_none_failed([*ended, failed])
