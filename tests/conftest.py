@@ -23,6 +23,27 @@ _MARKERS = (
     "soak: minutes of fuzz or load; by hand and before a release",
     "gpu: needs an NVIDIA GPU; everything below tests/gpu",
 )
+# Files are handed to workers whole, in this order: what takes long must not be what is left last.
+_LONG = (
+    "aot/test_triton_model.py",
+    "archs/test_built.py",
+    "aot/test_triton_build.py",
+    "cpu/test_quantised_models.py",
+    "cpu/test_verify_kernels.py",
+    "cpu/test_verify_model.py",
+    "aot/test_triton_offsets.py",
+    "cpu/test_moe.py",
+    "archs/test_recorded.py",
+    "cpu/test_smollm2.py",
+    "aot/test_triton_shapes.py",
+    "aot/test_triton_attention.py",
+    "cpu/test_formats_cpu.py",
+    "cpu/test_runtime_fake_gpu.py",
+    "aot/test_triton_sample.py",
+    "aot/test_tune_reference.py",
+    "archs/test_verify_command.py",
+    "cpu/test_pipeline.py",
+)
 _ROW = re.compile(r"R-\d{3}|B-\d{2}")
 _GPU_FOLDERS = ("gpu", "multi")
 
@@ -49,6 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.gpu)
         if not has_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU on this machine"))
+    items.sort(key=_place)
+
+
+def _place(item: pytest.Item) -> int:
+    """Long files first; the sort keeps the order of everything else."""
+    name = "/".join(item.path.parts[-2:])
+    return _LONG.index(name) if name in _LONG else len(_LONG)
 
 
 @pytest.fixture(scope="session")

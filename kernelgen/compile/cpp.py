@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernelgen.compile.heads import HEADS, HEADS_TEXT, place_heads
 from kernelgen.compile.jobs import Job, JobResult, default_jobs, run_jobs
 from kernelgen.compile.store import Store
 from kernelgen.compile.toolchain import CppToolchain, find_toolchain
@@ -126,16 +127,19 @@ class _CppBuild:
         with self.store.stage() as stage:
             write_tree(stage, {**self.headers, **{u.source.name: u.source.text for u in order}})
             _link_blobs(stage, order)
-            jobs = {self._job(unit, stage): unit for unit in order}
+            heads = place_heads(order, stage, self.store, self.tools, workers)
+            jobs = {self._job(unit, stage, heads.get(unit.isa.name, ())): unit for unit in order}
             run_jobs(list(jobs), workers, lambda result: self._compiled(jobs[result.job], result))
 
-    def _job(self, unit: Unit, stage: Path) -> Job:
-        argv = (self.tools.compiler, *unit.argv, "-c", unit.source.name, "-o", f"{unit.key}.o")
+    def _job(self, unit: Unit, stage: Path, heads: tuple[str, ...]) -> Job:
+        out = ("-c", unit.source.name, "-o", f"{unit.key}.o")
+        argv = (self.tools.compiler, *unit.argv, *heads, *out)
         return Job(unit.label, argv, stage)
 
     def _compiled(self, unit: Unit, result: JobResult) -> None:
         if result.returncode:
-            files = {**self.headers, unit.source.name: unit.source.text}
+            heads = {f"{unit.isa.name}/{HEADS}": HEADS_TEXT}
+            files = {**self.headers, **heads, unit.source.name: unit.source.text}
             raise self._failed(unit.key, unit.label, files, result)
         path = result.job.cwd / f"{unit.key}.o"
         self.store.put(unit.key, {"unit.o": path}, label=unit.label)

@@ -29,12 +29,16 @@ from seeded import seeded_weights
 
 import kernelgen.archs
 from kernelgen.cli.model import ModelSource
+from kernelgen.cli.pipeline import lowered
+from kernelgen.ir.op import Trait
 from kernelgen.spec.config import ConfigFile
 
 # One row, a few rows, more rows than requests may have: each product family serves one of them.
 DECODE, MIXED = (1, 3), (8,)
 CONTEXT = 64  # few splits: each block is interpreted
 LAYERS = 4  # in which every kind of layer occurs, rotated or not, with a window or without
+# Experts are interpreted pair by pair, which takes a minute a layer; their attention is no other.
+LAYERS_OF_EXPERTS = 2
 # Of the largest logit. float32: two programs. bfloat16: a logit has some 12 roundings of 2⁻⁹ to
 # 2⁻⁸ on its path, and 2⁻⁸ · 12 = 0.047.
 BOUND = {"float32": 1e-4, "bfloat16": 0.047}
@@ -62,9 +66,15 @@ class Subject:
         return found.shape == wanted.shape and bool(np.abs(found - wanted).max() <= bound)
 
 
+def has_experts(config: dict[str, Any]) -> bool:
+    graph = lowered(ModelSource("tiny", "tiny", ConfigFile("tiny.json", config)), "float32").graph
+    return any(node.op.has(Trait.EXPERTS) for block in graph.blocks for node in block.nodes)
+
+
 def shortened(config: dict[str, Any]) -> dict[str, Any]:
     """The first layers alone; lists with an entry a layer are cut too."""
-    before, layers = config["num_hidden_layers"], min(LAYERS, config["num_hidden_layers"])
+    before = config["num_hidden_layers"]
+    layers = min(LAYERS_OF_EXPERTS if has_experts(config) else LAYERS, before)
     cut = {k: v[:layers] for k, v in config.items() if isinstance(v, list) and len(v) == before}
     # Where all layers are alike, two of them are handed on to one another as any number are.
     layers = layers if cut else 2

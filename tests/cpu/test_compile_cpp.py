@@ -235,14 +235,15 @@ def test_interrupt_kills_children_and_keeps_the_store(store: Store, tmp_path: Pa
     assert errors.startswith("stopped after 2 of 9 steps; repeat the command")
     for pid in mark.read_text().split():
         assert not Path(f"/proc/{pid}").exists()
-    assert store.info().entries == 2 and not list((store.root / "tmp").iterdir())
+    assert store.info().entries == 3  # two units and the headers
+    assert not list((store.root / "tmp").iterdir())
 
 
 def test_two_builds_at_once(store: Store) -> None:
     argv = [sys.executable, "-c", SLOW, store.root]
     children = [subprocess.Popen(argv, stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [child.wait(timeout=60) for child in children] == [0, 0]
-    assert store.info().entries == 9
+    assert store.info().entries == 10  # the headers too
     with store.session():
         keys = [path.name for path in store.root.glob("v1/*/*")]
         assert all(store.get(key) for key in keys)
@@ -281,3 +282,20 @@ def test_elf_reader_refuses_damage(library: CppLibrary) -> None:
             parse_library(bytes(changed), source="x.so")
         except UsageError as error:
             assert "x.so" in str(error)
+
+
+def test_headers_that_are_read_ahead_change_no_byte(tmp_path: Path) -> None:
+    """Objects with and without them, of sets with enough units and of those with few."""
+    sources = [
+        CppSource(f"k{i}.cpp", f"#include <cstdint>\nint f{i}() {{ return {i}; }}\n")
+        for i in range(5)
+    ]
+    store, alone = Store(tmp_path / "a"), Store(tmp_path / "b")
+    with store.session():
+        together = compile_cpp(sources, isas=["avx2"], store=store, jobs=2)[0].path.read_bytes()
+    with alone.session():
+        for source in sources:  # one at a time: nothing is read ahead
+            compile_cpp([source], isas=["avx2"], store=alone, jobs=1)
+        each = compile_cpp(sources, isas=["avx2"], store=alone, jobs=1)[0]
+        assert each.compiled == 0 and each.path.read_bytes() == together
+    assert store.info().entries == 5 + 1 + 1 and alone.info().entries == 5 + 5 + 1
