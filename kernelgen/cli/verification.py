@@ -97,10 +97,12 @@ def _checked(
     progress: Callable[[Any], None] | None,
 ) -> tuple[tuple[Check, ...], tuple[str, ...]]:
     """Kernels, then the model where there are weights; and what was left out."""
+    from kernelgen.verify.following import check_following
     from kernelgen.verify.model_checks import ModelUnderTest, check_model
     from kernelgen.verify.supervisor import check_kernels
 
     checks = check_kernels(built, isas=isas, progress=progress)
+    checks += check_following(built, None)
     if source is None or source.folder is None or not any(source.folder.glob("*.safetensors")):
         where = "given" if source is None else "beside the config"
         return checks, (f"the model itself was not run: there are no weights {where}",)

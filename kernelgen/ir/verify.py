@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from kernelgen.core.errors import KernelgenError, quote
 from kernelgen.ir.graph import Block, Graph, Node, Role, Value
@@ -167,3 +168,25 @@ def _verify_caches(graph: Graph) -> None:
             )
     if caches:
         raise GraphError(f"caches of layers {sorted(caches)} belong to nothing", where=graph.name)
+    _verify_shared(graph)
+
+
+def _verify_shared(graph: Graph) -> None:
+    """Who shares a cache reads that of an earlier layer which keeps its own, of the same type and
+    window."""
+    caches = dict(graph.caches)
+    for layer, cache in graph.caches:
+        if (owner := cache.kv_share_with) is None:
+            continue
+        if owner >= layer or owner not in caches:
+            raise GraphError(
+                f"shares the cache of layer {owner}",
+                where=f"layer {layer}",
+                allowed="an earlier layer with a cache",
+            )
+        if caches[owner] != replace(cache, kv_share_with=None):
+            raise GraphError(
+                f"reads {cache}, layer {owner} keeps {caches[owner]}",
+                where=f"layer {layer}",
+                allowed="the same heads, width, window and dtype, kept by that layer itself",
+            )

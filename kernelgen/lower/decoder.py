@@ -55,8 +55,8 @@ def lower_decoder(spec: ModelSpec, activation: DType, *, layer: LayerBody = deco
     blocks = (_embed(scope("embed"), spec), *bodies, _head(scope("head"), spec))
     layers = tuple(Placement(kind + 1, i) for i, kind in enumerate(of_layer))
     caches = [
-        CacheSpec(k.attention.kv_heads, k.attention.head_dim, k.attention.window, numerics.cache)
-        for k in kinds
+        CacheSpec(a.kv_heads, a.head_dim, a.window, numerics.cache, a.kv_share_with)
+        for a in (kind.attention for kind in kinds)
     ]
     return Graph(
         name=spec.architecture,

@@ -46,7 +46,10 @@ def cache_schema(layers: tuple[tuple[int, CacheSpec], ...]) -> CacheSchema:
 
     Group size is the smallest bucket, unless the largest is less than half as big again: then the
     largest, and the shorter group leaves places unused (the rule that hybrid engines settled on).
+    A layer that shares another one's keys and values has that one's place, no bytes of its own.
     """
+    shared = {layer: spec.kv_share_with for layer, spec in layers if spec.kv_share_with is not None}
+    layers = tuple((layer, spec) for layer, spec in layers if layer not in shared)
     buckets: dict[CacheSpec, list[int]] = {}
     for layer, spec in layers:
         buckets.setdefault(spec, []).append(layer)
@@ -62,6 +65,7 @@ def cache_schema(layers: tuple[tuple[int, CacheSpec], ...]) -> CacheSchema:
             for place, layer in enumerate(mine):
                 places[layer] = LayerPlace(len(groups), place * layer_bytes(spec))
             groups.append(CacheGroup(f"{kind}_{part}", spec.window, mine))
+    places |= {layer: places[owner] for layer, owner in shared.items()}
     return CacheSchema(page_bytes, _distinct(groups), places)
 
 

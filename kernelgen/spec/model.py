@@ -37,6 +37,8 @@ class AttentionSpec:
     """root-mean-square norm over each head of q and k, before the rotation"""
     qkv_bias: bool = False
     out_bias: bool = False
+    kv_share_with: int | None = None
+    """an earlier layer whose keys and values this one reads: it has none of its own"""
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,14 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """Keys and values that one layer keeps."""
+    """Keys and values that one layer reads, and keeps unless another layer does."""
 
     kv_heads: int
     head_dim: int
     window: int | None
     dtype: DType
+    kv_share_with: int | None = None
+    """the layer that keeps them"""
 
 
 @dataclass(frozen=True)

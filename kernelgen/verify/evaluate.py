@@ -126,6 +126,11 @@ class Evaluator:
         self.caches = {
             layer: DenseCache(empty(c.kv_heads, c.head_dim), empty(c.kv_heads, c.head_dim))
             for layer, c in graph.caches
+            if c.kv_share_with is None
+        }
+        self._keeper = {
+            layer: layer if c.kv_share_with is None else c.kv_share_with
+            for layer, c in graph.caches
         }
 
     def step(self, step: Feed) -> dict[str, Any]:
@@ -158,6 +163,6 @@ class Evaluator:
             return self._tables[value.name]
         if value.role is Role.STATE:
             assert layer is not None
-            return self.caches[layer]
+            return self.caches[self._keeper[layer]]
         weight = self.parameters[self.graph.weight_name(value, layer)].to(self.dtype)
         return _stored(weight, value) if self.rounded else weight

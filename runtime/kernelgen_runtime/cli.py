@@ -1,4 +1,4 @@
-"""Owns the command line: `run`, `serve`, `logits`; everything heavy is imported after parsing."""
+"""Owns the commands `run`, `serve`, `logits`, `check`; heavy imports come after parsing."""
 
 import argparse
 import os
@@ -36,6 +36,10 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
             from .commands.logits import logits
 
             return logits(options)
+        if options.command == "check":
+            from .commands.check import check
+
+            return check(options)
         from .commands.run import run
 
         return run(options)
@@ -83,7 +87,8 @@ def build_parser(artifact: str | None = None) -> argparse.ArgumentParser:
 
     add_serve(serve, artifact)
     logits = commands.add_parser("logits", help="write the logits of recorded cases")
-    for command in (run, logits):
+    check = commands.add_parser("check", help="compare choices with their law in NumPy")
+    for command in (run, logits, check):
         if artifact is None:
             command.add_argument("artifact", help="build folder, installed package or .whl file")
         command.add_argument(

@@ -33,6 +33,7 @@ from kernelgen_runtime.errors import (
 )
 from kernelgen_runtime.launch.args import ArgsWriter, SlotSampling
 from kernelgen_runtime.launch.collector import collector_frozen
+from kernelgen_runtime.launch.cuda_runner import CudaRunner
 from kernelgen_runtime.launch.plans import plans_in_use
 from kernelgen_runtime.launch.upload import DeviceArgs, merged
 from kernelgen_runtime.scoring import Case
@@ -222,6 +223,26 @@ def test_two_steps_are_in_flight_and_the_ring_has_one_more() -> None:
     assert len(llm.program._runner._entries) == 3  # type: ignore[attr-defined]
     llm.engine.drain()
     assert len(stream.request.tokens) == 4 and not llm.engine._flights
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_answer_outlives_a_later_step_that_runs_in_pieces(seed: int) -> None:
+    """A step in flight while the next one, asked for more rows of logits than there are, goes round
+    the ring: its ids are still its own.
+    """
+    gpu = FakeCuda(seed)
+    llm = open_toy(gpu, max_num_seqs=2, graphs=False)
+    llm.stream([1, 2], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)).begin()
+    step = llm.engine.scheduler.schedule()
+    assert step is not None
+    flight, runner = llm.program.launch(step), llm.program._runner
+    assert isinstance(runner, CudaRunner)
+    plan, sampled = llm.program._plans.all[-1], runner._bound["sampled"]
+    runner._step = lambda plan: gpu.give(lambda: sampled.fill_(-1), gpu.current)  # type: ignore
+    for _ in range(2 * len(runner._entries)):
+        runner.args().write_nothing(plan)
+        assert runner.start(plan, 1)().ids.tolist() == [-1]
+    assert llm.program.wait(flight).tolist() == [oracle([1, 2], 3)[0]]
 
 
 def test_decode_steps_replay_graphs_and_prefill_does_not() -> None:

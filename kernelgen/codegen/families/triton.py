@@ -10,7 +10,14 @@ from kernelgen.codegen.families.triton_experts import experts_roles
 from kernelgen.codegen.families.triton_experts_pairs import quote_pairs
 from kernelgen.codegen.families.triton_experts_sorted import quote_sorted
 from kernelgen.codegen.families.triton_family import Quoter, TritonFamily
-from kernelgen.codegen.families.triton_fixed import MOST, ONE, SOME, FixedFamily, gemm_of_any
+from kernelgen.codegen.families.triton_fixed import (
+    MOST,
+    ONE,
+    SOME,
+    FixedFamily,
+    gemm_of_any,
+    quote_attention,
+)
 from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
@@ -102,7 +109,7 @@ _FAMILIES: Sequence[_Named] = (
 _FIXED: Sequence[tuple[str, Callable[[Region, str], Any], Quoter, Sizes]] = (
     ("gemm", product_roles, quote_product(GemmTile, gemm_of_any), SOME),
     ("packed", packed_roles, quote_product(PackedTile, packed), SOME),
-    ("attention_fixed", prefill_roles, quote_prefill, SOME),
+    ("attention_fixed", prefill_roles, quote_attention, SOME),
     ("route", route_roles_of, quote_route, ONE),
     ("experts_sorted", experts_roles(alone=True), quote_sorted, SOME),
     ("sample", sample_roles, quote_sample, MOST),

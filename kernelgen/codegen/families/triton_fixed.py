@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kernelgen.codegen.families.triton_choice import Best, best
-from kernelgen.codegen.families.triton_family import TritonFamily
+from kernelgen.codegen.families.roles import AttentionRoles
+from kernelgen.codegen.families.triton_choice import Best, best, given
+from kernelgen.codegen.families.triton_family import Quote, TritonFamily
 from kernelgen.codegen.families.triton_gemm import space
+from kernelgen.codegen.families.triton_prefill import PrefillProblem, PrefillTile, prefill_problem
+from kernelgen.codegen.families.triton_prefill import space as prefill_space
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.hw.device import Device
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Match, Price, Refusal
+from kernelgen.planner.network import Region
 from kernelgen.tables import LookUp, Verdict
 
 SOME = Sizes(tokens=64, rows=64, context=1024)
@@ -51,6 +55,34 @@ class FixedFamily(TritonFamily):
 
         place = ("one tile", self.name, device.target, device.refused_tiles)
         return match.region.recall(place, find)
+
+
+@lru_cache(maxsize=1024)
+def attention_of_any(problem: PrefillProblem, device: Device) -> Best[PrefillProblem] | Refusal:
+    """A tile of prompt attention that a single query can live with too: one block walks all keys of
+    its cache head, so steps are long, and 64 rows have the wide instructions of sm_90.
+    """
+    long = (t for t in prefill_space() if t.rows == 64 and t.tokens >= 64)
+    found = best(long, problem, device)
+    return best(prefill_space(), problem, device) if isinstance(found, Refusal) else found
+
+
+def quote_attention(
+    region: Region,
+    roles: AttentionRoles,
+    sizes: Sizes,
+    device: Device,
+    choice: Mapping[str, int] | None = None,
+) -> Quote | Refusal:
+    """Attention of any step: one query of a request is a prompt of one token."""
+    problem = prefill_problem(region, roles, sizes, device)
+    if choice is None:
+        found = attention_of_any(problem, device)
+    else:
+        found = given(PrefillTile, choice, problem, device)
+    if isinstance(found, Refusal):
+        return found
+    return Quote(found, problem.bytes, problem.flops, problem)
 
 
 @lru_cache(maxsize=4096)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 
 import torch
@@ -22,11 +23,12 @@ from .upload import DeviceArgs
 LESS_BESIDE = "free some of it, choose another GPU with --device cuda:N, or lower --max-num-seqs"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Entry:
     """What one step in flight owns on the host, and how far it is.
 
     `sent`: its args are on the device; `done`: its ids are in `sampled`; `taken`: in `results` too.
+    `answer` is what its results are, once they are taken.
     """
 
     args: ArgsWriter
@@ -34,6 +36,7 @@ class Entry:
     sent: Event
     done: Event
     taken: Event
+    answer: Waiter | None = None
 
 
 class CudaRunner:
@@ -128,7 +131,13 @@ class CudaRunner:
         return self._use_graphs and not self._graphs.holds(plan)
 
     def args(self) -> ArgsWriter:
-        """Return the args of the next step, once the device has read what they held before."""
+        """Return the args of the next step, once the device has read what they held before.
+
+        A step that runs in pieces goes round the ring more often than others are waited for: what
+        the entry's last step has answered is kept for whoever waits for it later.
+        """
+        if self._next.answer is not None:
+            self._next.answer()
         with self._translated("waiting for arguments"):
             self._next.sent.synchronize()
         return self._next.args
@@ -161,7 +170,8 @@ class CudaRunner:
                     self._api.copy(entry.results[name][:asked], self._bound[name][:asked])
                 entry.taken.record()
         self._last, self._next = entry, next(self._turns)
-        return lambda: self._answer(entry, names, asked)
+        entry.answer = cache(lambda: self._answer(entry, names, asked))
+        return entry.answer
 
     def logits(self, count: int) -> Logits:
         """Wait for all steps; return rows of logits."""

@@ -152,6 +152,10 @@ class Program:
         chosen[flight.asking] = ids
         return chosen
 
+    def logits(self, count: int) -> Logits:
+        """Return the first `count` rows of logits of the last step, launched with `logits`."""
+        return self._runner.logits(count)
+
     def run_logits(self, step: Step) -> Iterator[tuple[int, Logits]]:
         """Run `step` and yield (first token row, logits [n, vocab]) for all its token rows.
 
