@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from .commands.sampling_options import add_sampling_options
+from .device.wake import wake_gpu
 from .errors import KernelgenRuntimeError, shown
 
 INTERRUPTED = 5
@@ -28,6 +29,7 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
         words = _serve_words(words[1:], artifact)
     options = build_parser(artifact).parse_args(words)
     try:
+        wake_gpu(options.artifact, options.device)
         if options.command == "serve":
             from .server.command import serve
 
