@@ -29,11 +29,11 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
         words = _serve_words(words[1:], artifact)
     options = build_parser(artifact).parse_args(words)
     try:
-        wake_gpu(options.artifact, options.device)
         if options.command == "serve":
             from .server.command import serve
 
             return serve(options)
+        wake_gpu(options.artifact, options.device)  # a server's engine is another process
         if options.command == "logits":
             from .commands.logits import logits
 
