@@ -4,12 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
 from .commands.sampling_options import add_sampling_options
 from .device.wake import wake_gpu
 from .errors import KernelgenRuntimeError, shown
+from .launch.collector import importing
 
 INTERRUPTED = 5
 
@@ -34,13 +36,10 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
 
             return serve(options)
         wake_gpu(options.artifact, options.device)  # a server's engine is another process
-        if options.command == "logits":
+        with importing() if "torch" not in sys.modules else nullcontext():
             from .commands.logits import logits
-
-            return logits(options)
-        from .commands.run import run
-
-        return run(options)
+            from .commands.run import run
+        return logits(options) if options.command == "logits" else run(options)
     except KernelgenRuntimeError as error:
         if options.debug:
             raise
