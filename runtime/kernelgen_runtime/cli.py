@@ -4,11 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
 from .commands.sampling_options import add_sampling_options
+from .device.wake import wake_gpu
 from .errors import KernelgenRuntimeError, shown
+from .launch.collector import importing
 
 INTERRUPTED = 5
 
@@ -32,17 +35,13 @@ def main(argv: Sequence[str] | None = None, artifact: str | None = None) -> int:
             from .server.command import serve
 
             return serve(options)
-        if options.command == "logits":
-            from .commands.logits import logits
-
-            return logits(options)
-        if options.command == "check":
+        wake_gpu(options.artifact, options.device)  # a server's engine is another process
+        with importing() if "torch" not in sys.modules else nullcontext():
             from .commands.check import check
-
-            return check(options)
-        from .commands.run import run
-
-        return run(options)
+            from .commands.logits import logits
+            from .commands.run import run
+        commands = {"logits": logits, "check": check, "run": run}
+        return commands[options.command](options)
     except KernelgenRuntimeError as error:
         if options.debug:
             raise

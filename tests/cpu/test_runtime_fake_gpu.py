@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import random
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from kernelgen_runtime.errors import (
     UnsupportedGpuError,
 )
 from kernelgen_runtime.launch.args import ArgsWriter, SlotSampling
-from kernelgen_runtime.launch.collector import collector_frozen
+from kernelgen_runtime.launch.collector import collector_frozen, importing
 from kernelgen_runtime.launch.cuda_runner import CudaRunner
 from kernelgen_runtime.launch.plans import plans_in_use
 from kernelgen_runtime.launch.upload import DeviceArgs, merged
@@ -436,8 +437,11 @@ def test_out_of_memory_in_a_capture(error: Exception, at: int) -> None:
 class FakeCollector:
     """`gc` that writes down what it is told."""
 
-    def __init__(self, enabled: bool) -> None:
-        self.enabled, self.calls = enabled, []
+    def __init__(self, enabled: bool, frozen: int = 0) -> None:
+        self.enabled, self.frozen, self.calls = enabled, frozen, []
+
+    def get_freeze_count(self) -> int:
+        return self.frozen
 
     def isenabled(self) -> bool:
         return self.enabled
@@ -469,6 +473,21 @@ def test_the_collector_is_frozen_once_and_comes_back(enabled: bool, fails: bool)
 
 
 @pytest.mark.row("R-086")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_what_was_imported_stays_out_of_sight(enabled: bool) -> None:
+    collector = FakeCollector(enabled)
+    with suppress(MemoryError), importing(collector):
+        assert not collector.enabled
+        raise MemoryError
+    rest = ["enable"] * enabled
+    assert collector.calls == ["disable", "freeze", *rest] and collector.enabled == enabled
+    collector = FakeCollector(enabled, frozen=400_000)
+    with collector_frozen(collector):
+        assert not collector.enabled
+    assert collector.calls == ["collect", "disable", "collect", *rest]
+
+
+@pytest.mark.row("R-086")
 def test_captures_collect_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     collector = FakeCollector(True)
     monkeypatch.setattr(
@@ -482,7 +501,7 @@ def test_captures_collect_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_collector_may_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KERNELGEN_KEEP_GC", "1")
     collector = FakeCollector(True)
-    with collector_frozen(collector):
+    with importing(collector), collector_frozen(collector):
         pass
     assert collector.calls == []
 

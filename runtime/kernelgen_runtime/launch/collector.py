@@ -1,4 +1,4 @@
-"""Owns keeping Python's collector away while graphs are captured."""
+"""Owns keeping Python's collector away: from what was imported, and while graphs are captured."""
 
 import gc
 import os
@@ -24,6 +24,9 @@ class Collector(Protocol):
     def unfreeze(self) -> None:
         """Bring them back."""
 
+    def get_freeze_count(self) -> int:
+        """Return how many objects are out of its sight."""
+
     def disable(self) -> None:
         """Stop collecting by itself."""
 
@@ -32,24 +35,47 @@ class Collector(Protocol):
 
 
 @contextmanager
-def collector_frozen(collector: Collector = gc) -> Iterator[None]:
-    """Collect once, then not at all inside the `with`, then once more and go on as before.
+def importing(collector: Collector = gc) -> Iterator[None]:
+    """Import torch and what else a process keeps to its end; it is never looked at again.
 
-    A collection inside a capture may free what the capture uses, and each costs a walk over all
-    that torch has imported. The last collect keeps that walk out of serving. Environment variable
-    KERNELGEN_KEEP_GC leaves the collector alone, for debugging.
+    Collections take 15% of that import and find nothing, and each later one, in serving too, would
+    walk over all of it. For a process of ours only: what is garbage by then stays as well.
     """
     if os.environ.get(KEEP):
         yield
         return
     was_enabled = collector.isenabled()
-    collector.collect()
-    collector.freeze()
     collector.disable()
     try:
         yield
     finally:
-        collector.unfreeze()
+        collector.freeze()
+        if was_enabled:
+            collector.enable()
+
+
+@contextmanager
+def collector_frozen(collector: Collector = gc) -> Iterator[None]:
+    """Collect once, then not at all inside the `with`, then once more and go on as before.
+
+    A collection inside a capture may free what the capture uses, and each costs a walk over all
+    that torch has imported, unless it was imported by `importing`: then nothing has to be frozen,
+    nor to come back. The last collect keeps its walk out of serving. Environment variable
+    KERNELGEN_KEEP_GC leaves the collector alone, for debugging.
+    """
+    if os.environ.get(KEEP):
+        yield
+        return
+    was_enabled, is_free = collector.isenabled(), collector.get_freeze_count() == 0
+    collector.collect()
+    if is_free:
+        collector.freeze()
+    collector.disable()
+    try:
+        yield
+    finally:
+        if is_free:
+            collector.unfreeze()
         collector.collect()
         if was_enabled:
             collector.enable()
