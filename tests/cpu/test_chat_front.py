@@ -20,7 +20,7 @@ from kernelgen_runtime.text.settings import (
 )
 from tiny_tokenizer import tokenizer_of, write_chat
 
-# As Qwen3 does it, in short: tools in front, thoughts that may be switched off.
+# As many do it, in short: tools in front, thoughts that may be switched off.
 TEMPLATE = (
     "{%- if tools %}{{ '<tools>' }}{% for t in tools %}{{ t | tojson }}{% endfor %}"
     "{{ '</tools>\n<tool_call>\n' }}{% endif -%}"
@@ -56,7 +56,7 @@ def front(folder: Path) -> ChatFront:
     return front_of(folder)
 
 
-def front_of(folder: Path, architecture: str = "qwen3", **options: Any) -> ChatFront:
+def front_of(folder: Path, architecture: str = "toy", **options: Any) -> ChatFront:
     return ChatFront(folder, tokenizer_of(folder), architecture, ChatOptions(**options))
 
 
@@ -368,7 +368,7 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert (changed.temperature, changed.eos_token_ids, changed.top_k) == (0.1, (7,), 20)
     assert resolve_defaults(None, override={"temperature": 0.4}).temperature == 0.4
     with pytest.raises(TextError, match="generation config: must be of"):
-        resolve_defaults(None, override={"temprature": 1})
+        resolve_defaults(None, override={"heat": 1})
     with pytest.raises(TextError, match="temperature must be a number"):
         resolve_defaults(None, override={"temperature": "hot"})
     with pytest.raises(TextError, match="no such file"):

@@ -256,7 +256,7 @@ KIMI_K3 = TagFormat(
 )
 QWEN3_CODER = TagFormat(
     "qwen3_coder",
-    "qwen3_coder",
+    "function_tags",
     Tag("<function=", ">", re.compile(r"(?P<name>[^<>\n]+)")),
     "</function>",
     Tag("<parameter=", ">", re.compile(r"(?P<key>[^<>\n]+)")),
