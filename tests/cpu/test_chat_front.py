@@ -11,6 +11,7 @@ import pytest
 from kernelgen_runtime.chat.front import ChatFront, ChatOptions, Prepared
 from kernelgen_runtime.chat.parameters import sampling_params
 from kernelgen_runtime.chat.wish import completion_structured
+from kernelgen_runtime.cli import main
 from kernelgen_runtime.errors import RequestError, TextError
 from kernelgen_runtime.sample.structured import Structured
 from kernelgen_runtime.text.settings import (
@@ -378,3 +379,11 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert params.stop == ("x",) and params.repetition_penalty == 1.1
     assert sampling_params(own, {}, False).max_tokens == 16
     assert sampling_params(own, {"max_tokens": 5, "max_completion_tokens": 7}, True).max_tokens == 7
+
+
+def test_a_parser_that_there_is_not_is_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["run", "/nowhere", "--weights", "/nowhere", "--prompt", "x"]
+    assert main([*argv, "--tool-call-parser", "hermess"]) == 2
+    assert "tool call parser: must be one of hermes" in capsys.readouterr().err
+    assert main([*argv, "--reasoning-parser", "thoughts"]) == 2
+    assert "reasoning parser: must be one of think" in capsys.readouterr().err

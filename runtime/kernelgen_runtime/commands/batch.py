@@ -22,7 +22,7 @@ _OF_ONE_PROMPT: dict[str, object] = {
     "min_tokens": 0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
+    "repetition_penalty": None,
     "logit_bias": {},
     "allowed_token_ids": None,
     "bad_word": [],

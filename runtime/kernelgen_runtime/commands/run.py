@@ -11,6 +11,7 @@ from pathlib import Path
 import tvm_ffi  # noqa: F401  what the library is opened with: an import, and timed as one
 
 from ..artifact.open import open_artifact
+from ..chat.formats.choose import choose_thinking, choose_tools
 from ..chat.front import ChatFront, ChatOptions
 from ..clock import process_start
 from ..device.choose import Choice, choose
@@ -31,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Answer `options.prompt`, chat or run a batch; return the exit code."""
     check_batch(options)
     _check_told(options)
+    _check_parsers(options)
     artifact = open_artifact(options.artifact)
     choice = choose(artifact.manifests, options.device)
     with loading_bar() as told:
@@ -120,6 +122,12 @@ def prompt_ids(llm: LLM, options: argparse.Namespace) -> list[int]:
     if options.raw or llm.chat_template is None:
         return llm.tokenizer.encode(options.prompt, add_special_tokens=True)
     return llm.chat_ids([{"role": "user", "content": options.prompt}])
+
+
+def _check_parsers(options: argparse.Namespace) -> None:
+    """Raise RequestError for a parser that there is not, before anything is loaded."""
+    choose_tools(options.tool_call_parser, "", "")
+    choose_thinking(options.reasoning_parser, "", "")
 
 
 def _chat_options(options: argparse.Namespace) -> ChatOptions:

@@ -252,7 +252,7 @@ KIMI_K3 = TagFormat(
     _xtml_value,
     {"<|open|>tools<|sep|>": "<|close|>tools<|sep|>"},
     whole=(Tag("<|open|>json", "<|sep|>", re.compile("[^<]*")), "<|close|>json<|sep|>"),
-    others=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    others=("<|open|>", "<|close|>", "<|sep|>"),
 )
 QWEN3_CODER = TagFormat(
     "qwen3_coder",
