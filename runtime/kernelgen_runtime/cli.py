@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NoReturn
 
-from .commands.sampling_options import add_sampling_options
+from .commands.sampling_options import add_chat_options, add_sampling_options
 from .device.wake import wake_gpu
 from .errors import KernelgenRuntimeError, shown
 from .launch.collector import importing
@@ -148,6 +148,7 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--output", metavar="FILE", help="where the answers to --batch go, or went")
     add_sampling_options(run)
+    add_chat_options(run)
     run.add_argument("--json", action="store_true", help="print one JSON object")
     run.add_argument(
         "--bandwidth-seconds",

@@ -11,6 +11,7 @@ import pytest
 from kernelgen_runtime.chat.front import ChatFront, ChatOptions, Prepared
 from kernelgen_runtime.chat.parameters import sampling_params
 from kernelgen_runtime.chat.wish import completion_structured
+from kernelgen_runtime.cli import main
 from kernelgen_runtime.errors import RequestError, TextError
 from kernelgen_runtime.sample.structured import Structured
 from kernelgen_runtime.text.settings import (
@@ -20,7 +21,7 @@ from kernelgen_runtime.text.settings import (
 )
 from tiny_tokenizer import tokenizer_of, write_chat
 
-# As Qwen3 does it, in short: tools in front, thoughts that may be switched off.
+# As many do it, in short: tools in front, thoughts that may be switched off.
 TEMPLATE = (
     "{%- if tools %}{{ '<tools>' }}{% for t in tools %}{{ t | tojson }}{% endfor %}"
     "{{ '</tools>\n<tool_call>\n' }}{% endif -%}"
@@ -56,7 +57,7 @@ def front(folder: Path) -> ChatFront:
     return front_of(folder)
 
 
-def front_of(folder: Path, architecture: str = "qwen3", **options: Any) -> ChatFront:
+def front_of(folder: Path, architecture: str = "toy", **options: Any) -> ChatFront:
     return ChatFront(folder, tokenizer_of(folder), architecture, ChatOptions(**options))
 
 
@@ -368,7 +369,7 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert (changed.temperature, changed.eos_token_ids, changed.top_k) == (0.1, (7,), 20)
     assert resolve_defaults(None, override={"temperature": 0.4}).temperature == 0.4
     with pytest.raises(TextError, match="generation config: must be of"):
-        resolve_defaults(None, override={"temprature": 1})
+        resolve_defaults(None, override={"heat": 1})
     with pytest.raises(TextError, match="temperature must be a number"):
         resolve_defaults(None, override={"temperature": "hot"})
     with pytest.raises(TextError, match="no such file"):
@@ -378,3 +379,11 @@ def test_generation_defaults(tmp_path: Path) -> None:
     assert params.stop == ("x",) and params.repetition_penalty == 1.1
     assert sampling_params(own, {}, False).max_tokens == 16
     assert sampling_params(own, {"max_tokens": 5, "max_completion_tokens": 7}, True).max_tokens == 7
+
+
+def test_a_parser_that_there_is_not_is_refused_first(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["run", "/nowhere", "--weights", "/nowhere", "--prompt", "x"]
+    assert main([*argv, "--tool-call-parser", "hermess"]) == 2
+    assert "tool call parser: must be one of hermes" in capsys.readouterr().err
+    assert main([*argv, "--reasoning-parser", "thoughts"]) == 2
+    assert "reasoning parser: must be one of think" in capsys.readouterr().err

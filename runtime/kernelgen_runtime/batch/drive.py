@@ -41,9 +41,11 @@ class _Job:
 class Drive:
     """A batch on its way through an engine. `run` tells each answer as soon as it is there."""
 
-    def __init__(self, llm: LLM, tell: Callable[[Told], None]) -> None:
+    def __init__(
+        self, llm: LLM, tell: Callable[[Told], None], front: ChatFront | None = None
+    ) -> None:
         self._llm, self._tell = llm, tell
-        self._front = ChatFront.of(llm) if llm.has_tokenizer else None
+        self._front = front or (ChatFront.of(llm) if llm.has_tokenizer else None)
         self._jobs: dict[Request, tuple[_Job, Generation]] = {}
         self._capacity = 2 * llm.limits.max_num_seqs
 

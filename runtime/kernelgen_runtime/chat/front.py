@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ..artifact.bounded_json import Json
 from ..errors import RequestError, TextError, shown
 from ..sample.structured import Structured
-from ..text.chat_template import ChatTemplate
 from ..text.detokenize import Decoder
 from ..text.settings import chat_template_of, read_chat_templates
 from ..text.tokenizer import TextTokenizer
@@ -24,6 +23,7 @@ from .wish import after_thought, completion_structured
 
 if TYPE_CHECKING:
     from ..llm import LLM
+    from ..text.chat_template import ChatTemplate
 
 MAX_DOCUMENTS = 1024
 MAX_ARGUMENTS = 64
@@ -198,7 +198,7 @@ class ChatFront:
         content = read_messages(body.get("messages"))[-1]["content"]
         return text.partition(mark)[0], str(content)
 
-    def _template(self, body: Mapping[str, Json], tools: Tools) -> ChatTemplate:
+    def _template(self, body: Mapping[str, Json], tools: Tools) -> "ChatTemplate":
         given = body.get("chat_template")
         if given is not None:
             if not self._options.trust_request_template:
@@ -218,7 +218,7 @@ class ChatFront:
             )
         return found
 
-    def _content_format(self, template: ChatTemplate) -> str:
+    def _content_format(self, template: "ChatTemplate") -> str:
         if self._options.content_format != "auto":
             return self._options.content_format
         return OPENAI if _PARTS.search(template.source) else STRING

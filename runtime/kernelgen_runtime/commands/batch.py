@@ -9,6 +9,7 @@ from ..batch.drive import Drive, Told
 from ..batch.journal import Journal
 from ..batch.lines import read_lines
 from ..batch.resume import count_lines
+from ..chat.front import ChatFront
 from ..errors import LaunchError, RequestError
 from ..llm import LLM
 
@@ -21,7 +22,7 @@ _OF_ONE_PROMPT: dict[str, object] = {
     "min_tokens": 0,
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
+    "repetition_penalty": None,
     "logit_bias": {},
     "allowed_token_ids": None,
     "bad_word": [],
@@ -56,7 +57,7 @@ def check_batch(options: argparse.Namespace) -> None:
         raise RequestError(f"{target}: --output must not be the file of requests")
 
 
-def run_batch(llm: LLM, source: Path, target: Path) -> int:
+def run_batch(llm: LLM, source: Path, target: Path, front: ChatFront | None = None) -> int:
     """Answer the requests of `source` into `target`; return the exit code.
 
     0: every request has its line, be it an error. Raises LaunchError where the device fails; what
@@ -72,7 +73,7 @@ def run_batch(llm: LLM, source: Path, target: Path) -> int:
 
         lines = (line for line in read_lines(source) if line.number not in journal.done)
         try:
-            Drive(llm, tell).run(lines)
+            Drive(llm, tell, front).run(lines)
         except LaunchError as error:
             left = total - progress.done
             raise LaunchError(f"{error}; {left} requests are left: run it again") from None

@@ -11,12 +11,15 @@ from pathlib import Path
 import tvm_ffi  # noqa: F401  what the library is opened with: an import, and timed as one
 
 from ..artifact.open import open_artifact
+from ..chat.formats.choose import choose_thinking, choose_tools
+from ..chat.front import ChatFront, ChatOptions
 from ..clock import process_start
 from ..device.choose import Choice, choose
 from ..errors import RequestError, shown
 from ..generation import Output
 from ..llm import LLM
 from ..sample.params import SamplingParams
+from ..text.settings import read_chat_templates
 from .batch import SEQS_ON_CPU, SEQS_ON_GPU, check_batch, run_batch
 from .figures import compared, figure_lines, figures
 from .loading_bar import loading_bar
@@ -29,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Answer `options.prompt`, chat or run a batch; return the exit code."""
     check_batch(options)
     _check_told(options)
+    _check_parsers(options)
     artifact = open_artifact(options.artifact)
     choice = choose(artifact.manifests, options.device)
     with loading_bar() as told:
@@ -50,8 +54,11 @@ def run(options: argparse.Namespace) -> int:
             prefix_cache_retention_interval=options.prefix_cache_retention_interval,
             told=told,
         )
+    if options.chat_template is not None and llm.folder is not None:
+        llm.chat_template = read_chat_templates(llm.folder, options.chat_template)["default"]
     if options.batch is not None:
-        return run_batch(llm, Path(options.batch), Path(options.output))
+        front = ChatFront.of(llm, _chat_options(options)) if llm.has_tokenizer else None
+        return run_batch(llm, Path(options.batch), Path(options.output), front)
     params = sampling_of(options, llm.defaults)
     if options.interactive:
         return chat(llm, params, options.raw)
@@ -115,6 +122,20 @@ def prompt_ids(llm: LLM, options: argparse.Namespace) -> list[int]:
     if options.raw or llm.chat_template is None:
         return llm.tokenizer.encode(options.prompt, add_special_tokens=True)
     return llm.chat_ids([{"role": "user", "content": options.prompt}])
+
+
+def _check_parsers(options: argparse.Namespace) -> None:
+    """Raise RequestError for a parser that there is not, before anything is loaded."""
+    choose_tools(options.tool_call_parser, "", "")
+    choose_thinking(options.reasoning_parser, "", "")
+
+
+def _chat_options(options: argparse.Namespace) -> ChatOptions:
+    return ChatOptions(
+        chat_template=options.chat_template,
+        tool_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
 
 
 def answer(llm: LLM, ids: Sequence[int], params: SamplingParams, silent: bool = False) -> Output:

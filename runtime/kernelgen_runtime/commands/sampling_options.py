@@ -19,7 +19,11 @@ def add_sampling_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--min-p", type=float, metavar="P", help="share of the likeliest; 0 is off")
     for name, off in (("presence", 0.0), ("frequency", 0.0), ("repetition", 1.0)):
         run.add_argument(
-            f"--{name}-penalty", type=float, metavar="X", default=off, help=f"{off:g} is off"
+            f"--{name}-penalty",
+            type=float,
+            metavar="X",
+            default=None if name == "repetition" else off,
+            help=f"{off:g} is off",
         )
     run.add_argument(
         "--logit-bias", type=_bias, default={}, metavar="ID:X,…", help="added to logits"
@@ -42,6 +46,25 @@ def add_sampling_options(run: argparse.ArgumentParser) -> None:
     run.add_argument("--prompt-logprobs", type=int, metavar="N", help="of the prompt; in --json")
 
 
+def add_chat_options(run: argparse.ArgumentParser) -> None:
+    """Add what chats of a batch are read and written with."""
+    run.add_argument(
+        "--chat-template", metavar="FILE", help="in the place of the checkpoint's; or its text"
+    )
+    run.add_argument(
+        "--tool-call-parser",
+        default="auto",
+        metavar="NAME",
+        help="how tool calls of a batch are written; default: as the template tells",
+    )
+    run.add_argument(
+        "--reasoning-parser",
+        default="auto",
+        metavar="NAME",
+        help="how thoughts of a batch are written; default: as the template tells",
+    )
+
+
 def sampling_of(options: argparse.Namespace, defaults: "GenerationDefaults") -> "SamplingParams":
     """Return what the options mean; the checkpoint's generation defaults where they say nothing.
 
@@ -49,17 +72,16 @@ def sampling_of(options: argparse.Namespace, defaults: "GenerationDefaults") -> 
     """
     from ..sample.params import SamplingParams
 
-    names = ("temperature", "top_k", "top_p", "min_p")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     given: dict[str, Any] = {
         name: getattr(options, name) for name in names if getattr(options, name) is not None
     }
-    usual = {name: getattr(defaults, name) for name in names[:3]}
+    usual = {name: getattr(defaults, name) for name in names}
     return SamplingParams(
         max_tokens=options.max_tokens,
         min_tokens=options.min_tokens,
         presence_penalty=options.presence_penalty,
         frequency_penalty=options.frequency_penalty,
-        repetition_penalty=options.repetition_penalty,
         logit_bias=options.logit_bias,
         allowed_token_ids=options.allowed_token_ids,
         bad_words=tuple(options.bad_word),

@@ -53,7 +53,7 @@ STYLES: dict[str, JsonCalls | TaggedCalls] = {
     "hermes": JsonCalls(
         '<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", between="\n"
     ),
-    "llama": JsonCalls('{"name": "NAME", "parameters": ', "}", between="; "),
+    "bare_json": JsonCalls('{"name": "NAME", "parameters": ', "}", between="; "),
     "granite": JsonCalls(
         '{"name": "NAME", "arguments": ', "}", "<|tool_call|>[", "]", between=", "
     ),
@@ -93,7 +93,7 @@ STYLES: dict[str, JsonCalls | TaggedCalls] = {
         "<|open|>tools<|sep|>",
         "<|close|>tools<|sep|>",
     ),
-    "qwen3_coder": TaggedCalls(
+    "function_tags": TaggedCalls(
         "<tool_call>\n<function=NAME>\n",
         "</function>\n</tool_call>",
         "<parameter=KEY>\n",

@@ -142,5 +142,5 @@ def _python_call(text: str, start: int, is_all: bool, marker: int) -> Reading | 
 HERMES = JsonFormat("hermes", "hermes", {"<tool_call>": "</tool_call>"})
 GRANITE = JsonFormat("granite", "granite", {"<|tool_call|>": "", "<tool_call>": "</tool_call>"})
 LLAMA = JsonFormat(
-    "llama3_json", "llama", {"<|python_tag|>": ""}, starts=("{",), code="<|python_tag|>"
+    "llama3_json", "bare_json", {"<|python_tag|>": ""}, starts=("{",), code="<|python_tag|>"
 )

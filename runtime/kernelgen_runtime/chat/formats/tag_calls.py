@@ -252,11 +252,11 @@ KIMI_K3 = TagFormat(
     _xtml_value,
     {"<|open|>tools<|sep|>": "<|close|>tools<|sep|>"},
     whole=(Tag("<|open|>json", "<|sep|>", re.compile("[^<]*")), "<|close|>json<|sep|>"),
-    others=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    others=("<|open|>", "<|close|>", "<|sep|>"),
 )
 QWEN3_CODER = TagFormat(
     "qwen3_coder",
-    "qwen3_coder",
+    "function_tags",
     Tag("<function=", ">", re.compile(r"(?P<name>[^<>\n]+)")),
     "</function>",
     Tag("<parameter=", ">", re.compile(r"(?P<key>[^<>\n]+)")),
