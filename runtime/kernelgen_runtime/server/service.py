@@ -38,7 +38,8 @@ class State(StrEnum):
 class Service:
     """What the routes work with. `start` it, then `close` it, on one event loop."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, child: EngineProcess | None = None) -> None:
+        """`child` None: an engine process is started with the service."""
         flags = options.flags
         self.options, self.flags = options, flags
         self.names: tuple[str, ...] = tuple(flags.served_model_name or ())
@@ -49,7 +50,7 @@ class Service:
         self.load = 0
         """requests that are being answered"""
         self.link: EngineLink | None = None
-        self.child: EngineProcess | None = None
+        self.child = child
         self.reading: Reading | None = None
         self.tokenizer: TextTokenizer | None = None
         self.front: ChatFront | None = None
@@ -78,7 +79,7 @@ class Service:
         Raises EngineDeadError where it does not start, TextError for a tokenizer or template that
         cannot be used.
         """
-        self.child = EngineProcess()
+        self.child = self.child or EngineProcess()
         self.link = await EngineLink.connect(self.child.socket, self.options.engine)
         return await self._get_ready(self.link)
 
