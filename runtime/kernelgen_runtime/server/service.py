@@ -11,7 +11,7 @@ from ..chat.front import ChatFront, ChatOptions
 from ..errors import shown
 from ..text.settings import GenerationDefaults, resolve_defaults
 from ..text.tokenizer import TOKENIZER, TextTokenizer
-from .admission import Admission
+from .admission import Admission, Ticket
 from .ask import Reading, Told
 from .child import EngineProcess
 from .choice import Choice
@@ -54,7 +54,7 @@ class Service:
         self.reading: Reading | None = None
         self.tokenizer: TextTokenizer | None = None
         self.front: ChatFront | None = None
-        self._jobs: set[Job] = set()
+        self._open: dict[Job | Ticket, None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._unknown: set[str] = set()
@@ -117,17 +117,21 @@ class Service:
                 self._unknown.add(name)
                 LOG.warning("field %s is not known; it is ignored", shown(name))
 
-    def enter(self, job: Job) -> None:
-        """Count a job as under way."""
-        self._jobs.add(job)
+    def enter(self, work: Job | Ticket) -> None:
+        """Count something as under way: a request that is read (its ticket), or its job."""
+        self._open[work] = None
         self._idle.clear()
 
-    def leave(self, job: Job) -> None:
+    def leave(self, work: Job | Ticket) -> None:
+        """Count it no more."""
+        self._open.pop(work, None)
+        if not self._open:
+            self._idle.set()
+
+    def finish(self, job: Job) -> None:
         """Let go of a job, however it ended."""
         job.close()
-        self._jobs.discard(job)
-        if not self._jobs:
-            self._idle.set()
+        self.leave(job)
 
     def ended(self, job: Job, choice: Choice) -> None:
         """Count a choice that has ended."""
@@ -143,9 +147,10 @@ class Service:
                 async with asyncio.timeout(seconds):
                     await self._idle.wait()
             except TimeoutError:
-                LOG.warning("%d requests are not done; they are aborted", len(self._jobs))
-        for job in list(self._jobs):
-            job.abort()
+                LOG.warning("%d requests are not done; they are aborted", len(self._open))
+        for work in list(self._open):
+            if isinstance(work, Job):
+                work.abort()
 
     async def close(self) -> None:
         """End the engine process; it is gone afterwards."""
