@@ -36,16 +36,29 @@ def ask(prompt: str) -> tuple[str, str]:
 
 
 def engines() -> list[int]:
-    """Process ids of all engines on this machine that belong to replicas."""
+    """Process ids of the engines below this process: others of this machine are not ours."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes().split(b"\0")
+            words, pid = path.read_bytes().split(b"\0"), int(path.parent.name)
         except OSError:
             continue
-        if b"kernelgen_runtime.server.engine_main" in words:
-            found.append(int(path.parent.name))
+        if b"kernelgen_runtime.server.engine_main" in words and is_below(pid):
+            found.append(pid)
     return found
+
+
+def is_below(pid: int) -> bool:
+    """Whether this process started that one, or the one that did, and so on."""
+    while pid > 1:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+        if pid == os.getpid():
+            return True
+    return False
 
 
 def wait_for_engines(count: int, without: int = 0) -> None:

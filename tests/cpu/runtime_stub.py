@@ -20,11 +20,14 @@ SOURCE = r"""
 #include <cstring>
 #include <map>
 #include <string>
-#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <thread>
 #define EXPORT(name) extern "C" __attribute__((visibility("default"))) int \
   __tvm_ffi_##name(void*, const TVMFFIAny* args, int32_t nargs, TVMFFIAny* ret)
 static std::map<std::string, const void*> bound;
 static int64_t threads = 0;
+static std::chrono::steady_clock::time_point due;
 static int fail(const char* message) {
   TVMFFIErrorSetRaisedFromCStr("ValueError", message);
   return -1;
@@ -69,7 +72,9 @@ EXPORT(step) {
   int32_t* last = (int32_t*)bound["last_sampled"];
   float* logits = (float*)bound["logits"];
   if (threads < 1 || counts[0] < 1) return fail("nothing to do");
-  if (STEP_MICROSECONDS) usleep(STEP_MICROSECONDS);
+  if (STEP_MICROSECONDS) std::this_thread::sleep_until(due);
+  const auto now = std::chrono::steady_clock::now();
+  due = std::max(due, now) + std::chrono::microseconds(STEP_MICROSECONDS);
   for (int i = 0; i < counts[2]; ++i) {
     int t = a[LOGIT_TOKEN + i], r = 0;
     while (a[ROW_QUERY_START + r + 1] <= t) ++r;
@@ -97,7 +102,7 @@ def following(prompt: list[int], count: int) -> list[int]:
 def compile_stub(path: Path, values: dict[str, Any], abi: int = 1, step_us: int = 0) -> Path:
     """Compile the library for the manifest `values`; takes about a second.
 
-    A step takes at least `step_us` microseconds.
+    A step ends `step_us` microseconds after the last one, at the earliest.
     """
     offsets = {f["name"].upper(): f["offset"] for f in target_json(values)["args"]["fields"]}
     defines = {"ABI": abi, "VOCAB": VOCAB, "STEP_MICROSECONDS": step_us}

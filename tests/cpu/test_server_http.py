@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 import socket
@@ -222,6 +223,8 @@ def test_scale_out_routes(server: ServerProcess) -> None:
         ({"prompt": "w1", "suffix": "x"}, "suffix: cannot be asked"),
         ({"prompt": "w1", "stop": [""]}, "stop"),
         ({"prompt": "w1", "cache_salt": ""}, "cache_salt"),
+        ({"prompt": ["w1"] * 100, "n": 100}, "prompts times n must be at most 4096, are 10000"),
+        ({"prompt": "w1", "request_id": "a\nb"}, "request_id: up to 128 printable"),
         ({"prompt": "w1", "stream": 1}, "stream: must be true or false"),
         ({"prompt": "w1", "min_tokens": 9, "max_tokens": 3}, "min_tokens"),
         ({"prompt": "w1", "logit_bias": {"x": 1}}, "logit_bias: keys must be token ids"),
@@ -298,6 +301,33 @@ def test_exactly_the_allowed_number_is_let_in(server: ServerProcess) -> None:
     assert found["code"] == 503 and found["type"] == "Service Unavailable"
     assert post(server, {"prompt": "w1", "n": LIMIT, "max_tokens": 1})[0] == 200
     assert server.metric("num_requests_unfinished") == 0
+
+
+@pytest.mark.row("B-10")
+def test_readers_that_go_at_any_point_leave_nothing(server: ServerProcess) -> None:
+    chance = random.Random(7)
+    body = {"prompt": ["w3", "w4"], "max_tokens": 60, "stream": True}
+
+    def vanish(bytes_read: int) -> None:
+        with server.asked("POST", "/v1/completions", body, **HEADERS) as answer:
+            answer.read(bytes_read)
+
+    threads = [
+        threading.Thread(target=vanish, args=(chance.randrange(1, 30_000),)) for _ in range(24)
+    ]
+    for thread in threads:
+        thread.start()
+        time.sleep(chance.random() / 50)
+    for thread in threads:
+        thread.join()
+    end = time.monotonic() + 10
+    while server.metric("num_requests_unfinished") or json.loads(server.get("/load")[1]) != {
+        "server_load": 0
+    }:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    assert post(server, {"prompt": "w1", "max_tokens": 3})[0] == 200
+    assert server.metric("num_requests_running") == 0 == server.metric("kv_cache_usage_perc")
 
 
 @pytest.mark.row("B-10")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("yaml")
 from kernelgen_runtime.cli import build_parser
 from kernelgen_runtime.errors import KernelgenRuntimeError
 from kernelgen_runtime.server.arguments import ArgumentsError
+from kernelgen_runtime.server.bind import bind
 from kernelgen_runtime.server.command import add_serve, known_options, serve_argv
 from kernelgen_runtime.server.known_flags import UNSUPPORTED
 from kernelgen_runtime.server.options import ServeOptions, serve_options
@@ -162,6 +164,16 @@ def test_secrets_are_in_no_repr_and_no_list(monkeypatch: pytest.MonkeyPatch) -> 
     found = options()
     assert found.api_keys == (b"from-there",)
     assert found.engine.watermark is not None and found.engine.watermark.key == 12
+
+
+def test_a_socket_left_behind_is_taken_and_a_live_one_is_not(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    bind("127.0.0.1", 0, path).close()
+    live = bind("127.0.0.1", 0, path)
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+    with pytest.raises(ArgumentsError, match="cannot be used"):
+        bind("127.0.0.1", 0, path)
+    live.close()
 
 
 def test_it_listens_to_this_machine_alone() -> None:

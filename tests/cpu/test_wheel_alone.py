@@ -47,6 +47,23 @@ def test_it_answers_without_compiler_and_kernelgen(venv: Path, smollm2: Path) ->
         assert "ImportError" in run(venv, venv / "bin" / "python", "-c", f"import {name}").stderr
 
 
+def test_it_serves_without_kernelgen(venv: Path, smollm2: Path) -> None:
+    pytest.importorskip("uvicorn")
+    argv = [venv / "bin" / "smollm2", "serve", "--weights", smollm2, "--port", "0"]
+    env = {"PATH": "", "OMP_WAIT_POLICY": "PASSIVE", "HOME": str(venv)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stderr=pipe, text=True, env=env, cwd="/") as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if " ready: http://127.0.0.1:" in line:
+                break
+        process.terminate()
+        process.stderr.read()
+    assert process.returncode == 0 and " ready: " in lines[-1], "".join(lines)
+
+
 def test_what_it_needs_is_what_it_says(venv: Path) -> None:
     """Every declared requirement is installed here; nothing else of ours is declared."""
     code = "from importlib.metadata import requires; print('\\n'.join(requires('smollm2')))"
@@ -54,6 +71,8 @@ def test_what_it_needs_is_what_it_says(venv: Path) -> None:
     names = {line.split(">")[0].split(";")[0].strip() for line in declared if line}
     assert not {name for name in names if name.startswith(("kernelgen", "triton", "nvidia"))}
     needed = {"torch", "numpy", "apache-tvm-ffi", "safetensors", "tokenizers", "jinja2"}
+    needed |= {"httptools", "llguidance", "msgspec", "prometheus-client", "pyyaml", "starlette"}
+    needed |= {"uvicorn", "uvloop"}
     assert needed <= names
     for name in needed:
         metadata.version(name)

@@ -53,7 +53,7 @@ class Admission:
         return OverloadedError(message, reason)
 
 
-@dataclass
+@dataclass(eq=False)
 class Ticket:
     """The places of one request, and what its prompts add. Giving back twice does nothing."""
 

@@ -1,6 +1,7 @@
 """Owns the HTTP application: which routes there are, and what becomes of errors."""
 
 import logging
+from dataclasses import replace
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -86,7 +87,12 @@ def _middleware(service: Service) -> list[Middleware]:
 
 
 async def _told(request: Request, error: Exception) -> Response:
-    return problem_reply(problem_of(error))
+    problem, service = problem_of(error), request.app.state.service
+    if (folder := service.options.folder) is not None:
+        # Where the checkpoint lies is nobody's business but ours.
+        message = problem.message.replace(f"{folder}/", "").replace(str(folder), "the checkpoint")
+        problem = replace(problem, message=message)
+    return problem_reply(problem)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

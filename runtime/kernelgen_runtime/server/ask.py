@@ -15,6 +15,7 @@ from ..schedule.request import check_rank, check_salt
 from ..text.settings import GenerationDefaults
 from ..text.tokenizer import TextTokenizer
 from .faults import FieldError
+from .fields import MAX_PROMPTS
 
 Body = dict[str, Json]
 
@@ -88,11 +89,17 @@ class Reading:
     """ids that end a text here, though the engine does not know them as ends"""
 
     def choices(self, body: Body) -> int:
-        """Return how many choices a checked body asks for; cheap."""
+        """Return how many choices a checked body asks for; cheap. Raises FieldError."""
         prompt = body.get("prompt")
         several = isinstance(prompt, list) and isinstance(prompt[0], str | list)
+        prompts = len(prompt) if several else 1  # type: ignore[arg-type]
         n = body.get("n")
-        return (len(prompt) if several else 1) * (n if isinstance(n, int) else 1)  # type: ignore[arg-type]
+        choices = prompts * (n if isinstance(n, int) else 1)
+        if choices > MAX_PROMPTS:
+            raise FieldError(
+                f"prompt: prompts times n must be at most {MAX_PROMPTS}, are {choices}", "prompt"
+            )
+        return choices
 
     def ask(self, body: Body, is_chat: bool) -> Ask:
         """Return what a checked body asks. Raises RequestError, TextError.
@@ -126,6 +133,8 @@ class Reading:
         if wanted > self.max_logprobs:
             raise FieldError(f"logprobs: at most {self.max_logprobs} here, is {wanted}", "logprobs")
         rank, salt, name = body.get("priority", 0), body.get("cache_salt"), body.get("request_id")
+        if isinstance(name, str) and not is_request_id(name):
+            raise FieldError("request_id: up to 128 printable ASCII characters", "request_id")
         return Ask(
             is_chat=is_chat,
             model=str(body.get("model") or self.names[0]),
@@ -200,6 +209,11 @@ def _sampling(body: Body) -> Body:
         if body.get(name) == 0:
             changed[name] = 1
     return body | changed
+
+
+def is_request_id(text: str) -> bool:
+    """Return whether `text` may be a request's id: it stands in logs."""
+    return 0 < len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text
 
 
 def check_model(body: Body, names: Sequence[str]) -> None:

@@ -49,10 +49,21 @@ def serve(flags: argparse.Namespace) -> int:
     check_extra()
     parser = argparse.ArgumentParser()
     add_serve(parser, flags.artifact)
+    from .bind import bind
+    from .child import EngineProcess
     from .options import serve_options
-    from .serve import run
 
-    return run(serve_options(flags, parser.parse_args([])), started)
+    options = serve_options(flags, parser.parse_args([]))
+    listener = bind(flags.host, flags.port, flags.uds)
+    # The engine's imports take longest: they begin before ours of HTTP and text.
+    child = EngineProcess()
+    try:
+        from .serve import run
+
+        return run(options, listener, child, started)
+    finally:
+        child.kill()
+        listener.close()
 
 
 def check_extra() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 from ..sample import params as limits
 from ..schedule.request import MAX_PRIORITY, MAX_SALT
 
-MAX_PROMPTS = 2048
+MAX_PROMPTS = 4096
 MAX_PROMPT_IDS = 1 << 20
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from ..artifact.bounded_json import Json
 from .answers import whole
-from .ask import Ask, Reading, check_model
+from .ask import Ask, Reading, check_model, is_request_id
 from .bodies import read_body
 from .fields import BODIES
 from .job import Job
@@ -48,10 +48,12 @@ async def generate(request: Request, route: str, as_completion: Rewrite | None =
     assert reading is not None
     check_model(body, reading.names)
     ticket = service.admission.enter(reading.choices(body))
+    service.enter(ticket)
     job: Job | None = None
     try:
-        if "request_id" not in body and (name := request.headers.get("x-request-id")):
-            body["request_id"] = name[:128]
+        name = request.headers.get("x-request-id", "")
+        if "request_id" not in body and is_request_id(name):
+            body["request_id"] = name
         ask = await _read(reading, body, route == CHAT)
         job = Job(ask, link, service.tokenizer, ticket, arrived, service.ended, service.meters.gap)
         service.enter(job)
@@ -59,8 +61,10 @@ async def generate(request: Request, route: str, as_completion: Rewrite | None =
     except BaseException:
         ticket.close()
         if job is not None:
-            service.leave(job)
+            service.finish(job)
         raise
+    finally:
+        service.leave(ticket)
 
 
 async def _answer(request: Request, service: Service, job: Job) -> Response:
@@ -76,12 +80,12 @@ async def _answer(request: Request, service: Service, job: Job) -> Response:
             chunks = Chunks(
                 job, service.tokenizer, cached, flags.stream_interval, flags.response_role
             )
-            return EventStream(job, chunks, lambda: service.leave(job))
+            return EventStream(job, chunks, lambda: service.finish(job))
         await job.finish()
     finally:
         watch.cancel()
     body = whole(job, service.tokenizer, flags.enable_prompt_tokens_details)
-    service.leave(job)
+    service.finish(job)
     return json_reply(body)
 
 

@@ -16,7 +16,8 @@ import uvicorn
 from ..errors import KernelgenRuntimeError
 from .app import create_app
 from .banner import banner, ready_lines
-from .bind import address_of, bind
+from .bind import address_of
+from .child import EngineProcess
 from .link import EngineDeadError
 from .options import ServeOptions
 from .protocol import limited_protocol
@@ -37,27 +38,26 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def run(options: ServeOptions, started: float) -> int:
+def run(
+    options: ServeOptions, listener: socket.socket, child: EngineProcess, started: float
+) -> int:
     """Serve until a signal or the engine's end; return the exit code.
 
-    `started` is when the process began, in seconds of `time.perf_counter`. Raises ArgumentsError
-    where the address cannot be had.
+    `started` is when the process began, in seconds of `time.perf_counter`.
     """
     flags = options.flags
     _set_up_logging(flags.uvicorn_log_level)
-    listener = bind(flags.host, flags.port, flags.uds)
     url = address_of(listener, flags.host, flags.uds, bool(flags.ssl_certfile))
     for line in banner(options, url):
         LOG.info(line)
     try:
-        server = Server(options, listener, url, started)
+        server = Server(options, listener, child, url, started)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             code = runner.run(server.run())
         if server.failure:
             print(f"error: {server.failure}", file=sys.stderr)
         return code
     finally:
-        listener.close()
         if flags.uds:
             with contextlib.suppress(OSError):
                 os.unlink(flags.uds)
@@ -67,9 +67,14 @@ class Server:
     """One run."""
 
     def __init__(
-        self, options: ServeOptions, listener: socket.socket, url: str, started: float
+        self,
+        options: ServeOptions,
+        listener: socket.socket,
+        child: EngineProcess,
+        url: str,
+        started: float,
     ) -> None:
-        self._options, self._listener = options, listener
+        self._options, self._listener, self._child = options, listener, child
         self._url, self._started = url, started
         self.failure = ""
         """why it could not start, or had to end"""
@@ -78,7 +83,7 @@ class Server:
 
     async def run(self) -> int:
         """Serve; return the exit code."""
-        service = Service(self._options)
+        service = Service(self._options, self._child)
         self._service = service
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -135,9 +140,7 @@ class Server:
     def _signalled(self) -> None:
         self._signals += 1
         if self._signals > 1:
-            child = self._service.child
-            if child is not None:
-                child.kill()
+            self._child.kill()
             if self._options.flags.uds:
                 with contextlib.suppress(OSError):
                     os.unlink(self._options.flags.uds)

@@ -11,7 +11,7 @@ from ..chat.front import ChatFront, ChatOptions
 from ..errors import shown
 from ..text.settings import GenerationDefaults, resolve_defaults
 from ..text.tokenizer import TOKENIZER, TextTokenizer
-from .admission import Admission
+from .admission import Admission, Ticket
 from .ask import Reading, Told
 from .child import EngineProcess
 from .choice import Choice
@@ -38,7 +38,8 @@ class State(StrEnum):
 class Service:
     """What the routes work with. `start` it, then `close` it, on one event loop."""
 
-    def __init__(self, options: ServeOptions) -> None:
+    def __init__(self, options: ServeOptions, child: EngineProcess | None = None) -> None:
+        """`child` None: an engine process is started with the service."""
         flags = options.flags
         self.options, self.flags = options, flags
         self.names: tuple[str, ...] = tuple(flags.served_model_name or ())
@@ -49,11 +50,11 @@ class Service:
         self.load = 0
         """requests that are being answered"""
         self.link: EngineLink | None = None
-        self.child: EngineProcess | None = None
+        self.child = child
         self.reading: Reading | None = None
         self.tokenizer: TextTokenizer | None = None
         self.front: ChatFront | None = None
-        self._jobs: set[Job] = set()
+        self._open: dict[Job | Ticket, None] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._unknown: set[str] = set()
@@ -78,7 +79,7 @@ class Service:
         Raises EngineDeadError where it does not start, TextError for a tokenizer or template that
         cannot be used.
         """
-        self.child = EngineProcess()
+        self.child = self.child or EngineProcess()
         self.link = await EngineLink.connect(self.child.socket, self.options.engine)
         return await self._get_ready(self.link)
 
@@ -116,17 +117,21 @@ class Service:
                 self._unknown.add(name)
                 LOG.warning("field %s is not known; it is ignored", shown(name))
 
-    def enter(self, job: Job) -> None:
-        """Count a job as under way."""
-        self._jobs.add(job)
+    def enter(self, work: Job | Ticket) -> None:
+        """Count something as under way: a request that is read (its ticket), or its job."""
+        self._open[work] = None
         self._idle.clear()
 
-    def leave(self, job: Job) -> None:
+    def leave(self, work: Job | Ticket) -> None:
+        """Count it no more."""
+        self._open.pop(work, None)
+        if not self._open:
+            self._idle.set()
+
+    def finish(self, job: Job) -> None:
         """Let go of a job, however it ended."""
         job.close()
-        self._jobs.discard(job)
-        if not self._jobs:
-            self._idle.set()
+        self.leave(job)
 
     def ended(self, job: Job, choice: Choice) -> None:
         """Count a choice that has ended."""
@@ -142,9 +147,10 @@ class Service:
                 async with asyncio.timeout(seconds):
                     await self._idle.wait()
             except TimeoutError:
-                LOG.warning("%d requests are not done; they are aborted", len(self._jobs))
-        for job in list(self._jobs):
-            job.abort()
+                LOG.warning("%d requests are not done; they are aborted", len(self._open))
+        for work in list(self._open):
+            if isinstance(work, Job):
+                work.abort()
 
     async def close(self) -> None:
         """End the engine process; it is gone afterwards."""
