@@ -67,11 +67,15 @@ class PairsTile:
         found = list(self.footprint(problem).problems(device))
         if problem.pairs > MOST_PAIRS:
             found.append(f"{problem.pairs} pairs, one by one at most {MOST_PAIRS}")
-        wide = self.depth * problem.weight_bits * self.outputs
-        if wide < self.warps * WARP * 128:
+        if problem.packed:
+            # Where threads outnumber the chunks of a row, rows and codes have different layouts.
+            chunks = self.depth * problem.weight_bits // 128
+            if chunks == 0:
+                found.append("a step of less than 16 bytes of codes")
+            elif chunks < self.warps * WARP:
+                found.append(Wasteful("less than 16 bytes of a row of codes for each thread"))
+        elif self.depth * problem.weight_bits * self.outputs < self.warps * WARP * 128:
             found.append(Wasteful("less than 16 bytes of weights for each thread and step"))
-        if problem.packed and self.depth * problem.weight_bits < 128:
-            found.append("a step of less than 16 bytes of codes")
         if self.depth > max(256, next_power_of_two(max(problem.k, problem.beside))):
             found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
         return tuple(found)

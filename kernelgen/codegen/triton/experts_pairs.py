@@ -12,6 +12,7 @@ from kernelgen.codegen.triton.experts import experts_context
 from kernelgen.codegen.triton.expressions import triton_name
 from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.kernels import Choice, StepLayout
+from kernelgen.codegen.triton.order import ahead, late
 from kernelgen.codegen.triton.route import route_context
 from kernelgen.codegen.triton.single import single_launch
 from kernelgen.ir.types import Sizes
@@ -34,7 +35,10 @@ def pairs_kernel(
     def grid(sizes: Sizes) -> Grid:
         return (ceil_div(context["n"], tile.outputs), sizes.tokens * rows, 1)
 
+    found = ahead(context["lines"], late(region), ("sum0", "sum1"))
     more = {
+        "given": [f"{name} = {text}" for name, text in (*found.early, *found.late)],
+        "lines": list(found.work),
         "together": _together(context["top"]),
         "sum": triton_name(region.base(roles.sum.inputs[1])) if roles.sum else "",
         "beside": _beside(region, roles),
