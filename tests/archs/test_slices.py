@@ -36,7 +36,11 @@ def manifest_of(subject: Subject, graph: Graph, rules: tuple[TensorRule, ...]) -
         page_bytes=1, state_bytes=0, groups=(), words=1, max_tokens=1, max_rows=1, max_pages=1
     )
     nothing.fields = ()
-    made = TargetBuild("cpu", (), bound_weights(graph, {}), nothing, nothing, (), (), {}, None)
+    plan: Any = SimpleNamespace(phase="decode", size=1, varying=None, to_json=dict, coverage=dict)
+    plan.sizes = SimpleNamespace(capacity=SimpleNamespace(rows=1))
+    made = TargetBuild(
+        "cpu", (), bound_weights(graph, {}), nothing, nothing, (plan,), (0,), {}, None
+    )
     given = [
         CheckpointTensor(
             **{f: getattr(r, f) for f in CheckpointTensor.__dataclass_fields__ if hasattr(r, f)}
