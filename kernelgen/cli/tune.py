@@ -89,28 +89,52 @@ def wish_for(
     wanted: str | None = None,
     effort: str = "normal",
     missing: bool = False,
+    whole_step: bool = False,
     dtype: str = "bfloat16",
     tables: Path | None = None,
+    online: Path | None = None,
 ) -> Wish:
-    """What is to be tuned; `UsageError` and `UnsupportedError` name what cannot be."""
+    """What is to be tuned; `UsageError` and `UnsupportedError` name what cannot be.
+
+    `online`: a file that says which matrices are quantised when they are loaded.
+    """
     device = parse_target(target)
     if device.is_cpu:
         raise UnsupportedError("the CPU target has no tiles to tune", where="--target")
     if effort not in EFFORTS:
         raise UsageError(f"effort {quote(effort)}", allowed=", ".join(EFFORTS))
-    model = lowered(source, dtype)
+    wanted_buckets = buckets("decode" if whole_step and sizes is None else sizes)
+    if whole_step:
+        _refuse_whole(wanted_buckets, missing, effort)
+    model = lowered(source, dtype, online)
     return Wish(
         graph=model.graph,
         vocabulary=model.spec.vocab,
         max_positions=model.spec.max_positions,
         device=device,
         tables=open_tables(tables),
-        buckets=buckets(sizes),
+        buckets=wanted_buckets,
         largest_mixed=max(MIXED_SIZES),
         effort=effort,
         families=_families(wanted),
         missing=missing,
+        whole_step=whole_step,
     )
+
+
+def _refuse_whole(wanted: Sequence[Bucket], missing: bool, effort: str) -> None:
+    """`UsageError` for what has no meaning inside a whole step."""
+    mixed = [str(b) for b in wanted if b.phase != "decode"]
+    if mixed:
+        told = f"{', '.join(mixed)}: only decode steps are tried whole"
+        raise UsageError(told, where="--sizes", allowed="decode, decode:N")
+    if missing or effort == "kept":
+        option = "--missing" if missing else "--effort kept"
+        raise UsageError(
+            f"{option} leaves nothing to choose from",
+            where="--whole-step",
+            hint="leave it out: the tile in use is always among those that are tried",
+        )
 
 
 def _families(text: str | None) -> frozenset[str]:
@@ -173,6 +197,12 @@ def measure_bundle(
     file = BundleFile(path)
     if not file.bundle.groups:
         raise UsageError("holds no kernel to measure", where=str(path), hint="emit again")
+    if file.bundle.steps and how.ray is not None:
+        raise UsageError(
+            "holds whole steps, and a step stays on one GPU",
+            where=str(path),
+            hint="measure it without --ray",
+        )
     _refuse_no_gpu(file.bundle.device.target, how)
     part = Part(path, file.bundle)
     with _journal(journal, file.bundle.wish, file.bundle.generator) as book:

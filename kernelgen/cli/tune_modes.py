@@ -19,7 +19,12 @@ class Mode(StrEnum):
     REPORT = "--report"
 
 
-_WISH = frozenset({"model", "target", "sizes", "families", "missing", "effort", "dtype", "tables"})
+_WISH = frozenset(
+    {
+        "model", "target", "sizes", "families", "missing", "effort", "dtype", "tables",
+        "whole_step", "quantization_config",
+    }
+)  # fmt: skip
 _USED: dict[Mode, frozenset[str]] = {
     Mode.TUNE: _WISH | {"minutes", "journal", "provenance", "ray", "html", "jobs", "json"},
     Mode.EMIT: _WISH | {"emit", "jobs", "json"},
@@ -45,7 +50,11 @@ def mode_of(context: typer.Context) -> Mode:
     mode = asked[0] if asked else Mode.TUNE
     for name in given:
         if name not in _USED[mode]:
-            option = "MODEL" if name == "model" else f"--{name}"
-            allowed = ", ".join(sorted(f"--{o}" for o in _USED[mode] if o != "model"))
+            option = "MODEL" if name == "model" else _spelt(name)
+            allowed = ", ".join(sorted(_spelt(o) for o in _USED[mode] if o != "model"))
             raise UsageError(f"{option} does not go with {mode.value}", allowed=allowed)
     return mode
+
+
+def _spelt(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -262,6 +263,72 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class WeightFacts:
+    """One buffer that a step has bound: a parameter or a table, laid out as rows.
+
+    `stored`: the format of a packed matrix, whose `shape` is then that of the matrix.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: str = ""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a launch of a step is given for one value of its kernel's signature.
+
+    `kind` as the plan's operands have it; `number`: of the weight, or the byte of the workspace.
+    """
+
+    kind: Literal["buffer", "bound", "weight", "state", "step"]
+    name: str
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Use:
+    """One launch of a step: a group's kernel with what it is given there."""
+
+    group: str
+    layer: int | None
+    given: tuple[Given, ...]
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """A whole decode step as builds have it today: what candidates of its kernels are tried in."""
+
+    model: str
+    bucket: str
+    extents: Extents
+    prepare: tuple[Launch, ...]
+    """the launches that open the step"""
+    uses: tuple[Use, ...]
+    """the others in order"""
+    tried: tuple[str, ...]
+    """groups whose candidates are tried in the step, those that hold most of it first"""
+    weights: tuple[WeightFacts, ...]
+    values: tuple[int, int, int]
+    """bytes from the start of the workspace to token ids, positions and rows of all tokens"""
+    workspace_bytes: int
+    streams: bool
+    """how builds divide L1 cache and shared memory in it"""
+
+    @cached_property
+    def id(self) -> str:
+        """`step-decode1-0123456789`"""
+        text = digest_json([self.model, self.bucket, [u.group for u in self.uses]])
+        return f"step-{self.bucket.replace(':', '')}-{text[:10]}"
+
+    @cached_property
+    def times(self) -> Mapping[str, int]:
+        """Group → launches in the step."""
+        return Counter(use.group for use in self.uses)
+
+
+@dataclass(frozen=True)
 class DeviceFacts:
     """The device that the bundle is for, with the ceilings that shares are told against."""
 
@@ -296,12 +363,24 @@ class Bundle:
     groups: tuple[Group, ...]
     failed: Mapping[str, str] = field(default_factory=dict)
     """units that did not compile or were illegal, with the reason"""
+    steps: tuple[StepFacts, ...] = ()
+    """whole steps that near candidates are tried in once all groups are measured"""
 
     def __post_init__(self) -> None:
         names = {m.name for m in self.models}
         for group in self.groups:
             if group.model not in names:
                 raise UsageError(f"model {group.model} of {group.kernel}", allowed=", ".join(names))
+        for step in self.steps:
+            lost = {use.group for use in step.uses} - self.group.keys()
+            if lost or step.model not in names:
+                told = f"{step.id} uses {', '.join(sorted(lost)) or step.model}, which is not here"
+                raise UsageError(told)
+
+    @cached_property
+    def group(self) -> dict[str, Group]:
+        """By id."""
+        return {g.id: g for g in self.groups}
 
     @cached_property
     def model(self) -> dict[str, ModelFacts]:
@@ -311,6 +390,6 @@ class Bundle:
     @property
     def codes(self) -> frozenset[str]:
         """Digests of all machine code that is launched."""
-        return frozenset(
-            launch.code for g in self.groups for c in g.candidates for launch in c.launches
-        )
+        groups = (launch for g in self.groups for c in g.candidates for launch in c.launches)
+        steps = (launch for step in self.steps for launch in step.prepare)
+        return frozenset(launch.code for launch in (*groups, *steps))

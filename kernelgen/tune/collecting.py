@@ -9,6 +9,7 @@ from kernelgen.codegen.cuda.image import BoxImage, KernelImage
 from kernelgen.codegen.cuda.launches import (
     BlockTable,
     Constant,
+    GpuKernel,
     LayerOffset,
     Matrix,
     Operand,
@@ -16,6 +17,8 @@ from kernelgen.codegen.cuda.launches import (
     Pointer,
 )
 from kernelgen.codegen.manifest import sub_graph
+from kernelgen.core.dtypes import BFLOAT16
+from kernelgen.formats import WeightFormat
 from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
 from kernelgen.tune.bundle import Argument, Candidate, Extents, Group, Launch, Pruned
@@ -73,20 +76,27 @@ def _candidate(
     point, sizes = tile.selected.point, planned.kernel.launch_sizes(planned.sizes)
     return Candidate(
         choice=dict(point.choice),
-        launches=tuple(
-            Launch(
-                code=digests[one.unit.name],
-                grid=grid,
-                arguments=_arguments(one.parameters, made.kernels[one.unit.name].image, sizes),
-                **_of_image(made.kernels[one.unit.name].image),
-            )
-            for one, grid in zip(tile.kernel.passes, tile.grids, strict=True)
-        ),
+        launches=launches_of(tile.kernel, made, digests, sizes),
         scratch_bytes=tile.scratch_bytes,
         counters=tile.counters,
         source=tile.source,
         modelled_us=point.us,
         why=tile.selected.why,
+    )
+
+
+def launches_of(
+    kernel: GpuKernel, made: Compiled, digests: Mapping[str, str], sizes: Sizes
+) -> tuple[Launch, ...]:
+    """All passes of a compiled kernel at a size."""
+    return tuple(
+        Launch(
+            code=digests[one.unit.name],
+            grid=one.grid(sizes),
+            arguments=_arguments(one.parameters, made.kernels[one.unit.name].image, sizes),
+            **_of_image(made.kernels[one.unit.name].image),
+        )
+        for one in kernel.passes
     )
 
 
@@ -134,8 +144,9 @@ def argument_of(parameter: Parameter, sizes: Sizes, boxes: Iterator[BoxImage]) -
 
 
 def _math(planned: Planned) -> str:
-    """dtype of the products: narrow only where both sides are."""
+    """dtype of the products: narrow only where both sides are, as they are stored or decoded."""
     region = planned.kernel.match.region
-    products = region.with_trait(Trait.MATMUL | Trait.ATTENTION)
-    bits = {region.value(name).type.dtype.bits for n in products for name in n.inputs[:2]}
-    return "bfloat16" if bits == {16} else "float32"
+    products = region.with_trait(Trait.MATMUL | Trait.ATTENTION | Trait.EXPERTS)
+    kinds = {region.value(name).type.dtype for n in products for name in n.inputs[:2]}
+    narrow = all(kind == BFLOAT16 or isinstance(kind, WeightFormat) for kind in kinds)
+    return "bfloat16" if kinds and narrow else "float32"

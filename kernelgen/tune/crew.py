@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from kernelgen.compile.worker_process import Task, Worker, Workshop
 from kernelgen.core.decode import from_json
 from kernelgen.core.errors import KernelgenError
-from kernelgen.tune.measurer import Canary, Machine, Sample
+from kernelgen.tune.measurer import Canary, Machine, Pair, Sample
 
 T = TypeVar("T")
 
@@ -84,6 +84,14 @@ class Crew:
         self.open(group)
         request = {"do": "fine", "group": group, "candidate": candidate, "samples": samples}
         return self._answer(Sample, request, self.time_limit_s)
+
+    def whole(
+        self, step: str, base: Mapping[str, str], trial: Mapping[str, str], samples: int
+    ) -> Pair:
+        """A step in two ways by turns; the first time it has to be set up."""
+        self.settle()
+        request = {"do": "whole", "step": step, "base": dict(base), "trial": dict(trial)}
+        return self._answer(Pair, {**request, "samples": samples}, OPEN_LIMIT_S)
 
     def close(self) -> None:
         """End the child."""

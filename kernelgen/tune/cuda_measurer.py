@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import Any
 
 from kernelgen.core.errors import NoDeviceError, UnsupportedError
 from kernelgen.ir.op import Trait
-from kernelgen.tune.bundle import Candidate, Group, Launch, ModelFacts
+from kernelgen.tune.bundle import Candidate, Group, Launch, ModelFacts, StepFacts
 from kernelgen.tune.bundle_file import BundleFile
 from kernelgen.tune.clocks import Clocks
 from kernelgen.tune.driver import Driver, Prepared
-from kernelgen.tune.measurer import Canary, Machine, Sample
+from kernelgen.tune.measurer import Canary, Machine, Pair, Sample
 from kernelgen.tune.reference import Reference, references
 from kernelgen.tune.stage import Scene, Stage
 from kernelgen.tune.verdict import Verdict
+from kernelgen.tune.whole_stage import WholeStep
 
 _SETTLE_S = 1.5
 _WARM_AFTER_S = 0.05
@@ -80,6 +82,8 @@ class CudaMeasurer:
         self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.clocks = Clocks(_bus_id())
         self.shown: _Shown | None = None
+        self.inside: WholeStep | None = None
+        self.captured: dict[tuple[object, ...], Any] = {}
         self._matrix: Any = None
         self._copy: tuple[Any, Any] | None = None
         self._busy = 0.0
@@ -111,7 +115,7 @@ class CudaMeasurer:
             one = torch.ones(_COPY_BYTES // 4, dtype=torch.float32, device=self.device)
             self._copy = (one, torch.empty_like(one))
         source, target = self._copy
-        times = self._timed(lambda: target.copy_(source), _COPIES)
+        times = self._timed([lambda: target.copy_(source)], _COPIES)
         rate = 2 * _COPY_BYTES / (sorted(times)[len(times) // 2] * 1e3)
         return Canary(round(rate, 1), *self.clocks.now())
 
@@ -135,6 +139,79 @@ class CudaMeasurer:
         us = self._chain(shown, shown.scene, candidate, samples)
         return Sample(us, 0.0, "", self._elsewhere(shown, candidate, samples))
 
+    def whole(
+        self, step: StepFacts, base: Mapping[str, str], trial: Mapping[str, str], samples: int
+    ) -> Pair:
+        """Graphs of both, replayed by turns: what drifts meets both alike."""
+        import torch
+
+        made = self._whole_step(step)
+        graphs = [self._whole_graph(made, choices) for choices in (base, trial)]
+        off = self._apart(made, graphs)
+        self._keep_warm()
+        with torch.cuda.stream(self.stream):
+            for graph in graphs:
+                graph.replay()
+            times = self._timed([g.replay for g in graphs] * samples, 1)
+        return Pair(_us(times[::2]), _us(times[1::2]), off)
+
+    def _whole_step(self, step: StepFacts) -> WholeStep:
+        """The step's buffers, made when it comes on; groups make room for it."""
+        import torch
+
+        if self.inside is None or self.inside.step.id != step.id:
+            self._put_away()
+            self.inside = None
+            model = self.file.bundle.model[step.model]
+            self.inside = WholeStep.of(
+                self.stage, step, self.file.bundle.group, model, self._loaded
+            )
+            torch.cuda.synchronize()
+        return self.inside
+
+    def _loaded(self, launch: Launch, carve_out: int) -> Prepared:
+        code = self.file.code(launch.code)
+        _, function = self.cuda.load(code, launch.symbol, launch.shared_bytes, carve_out)
+        return Prepared(self.cuda, function, launch)
+
+    def _whole_graph(self, made: WholeStep, choices: Mapping[str, str]) -> Any:
+        """The captured step; that of the base is kept for the next trial."""
+        key = (made.step.id, tuple(sorted(choices.items())))
+        if key not in self.captured:
+            if len(self.captured) > 2:
+                self.captured.pop(next(iter(self.captured)))
+            self.captured[key] = self._captured(lambda stream: made.launch(choices, stream))
+        return self.captured[key]
+
+    def _apart(self, made: WholeStep, graphs: Sequence[Any]) -> float:
+        """How far the logits of two graphs lie apart, as a share of their size."""
+        import torch
+
+        found = []
+        made.keep_logits(True)
+        for graph in graphs:
+            made.logits.fill_(float("nan"))
+            torch.cuda.synchronize()
+            graph.replay()
+            torch.cuda.synchronize()
+            found.append(made.logits[: made.step.extents.rows].double())
+        made.keep_logits(False)
+        apart = float((found[0] - found[1]).norm() / found[0].norm().clamp(min=1e-30))
+        return apart if isfinite(apart) else 1e9
+
+    def _captured(self, work: Callable[[int], None]) -> Any:
+        """A graph of what the work launches on the stream that it is given."""
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                work(self.stream.cuda_stream)
+            finally:
+                graph.capture_end()
+        return graph
+
     def _elsewhere(
         self, shown: _Shown, candidate: Candidate, samples: int
     ) -> tuple[float | None, ...]:
@@ -150,11 +227,7 @@ class CudaMeasurer:
         import torch
 
         if self.shown is None or self.shown.scene.group.id != group.id:
-            if self.shown is not None:
-                torch.cuda.synchronize()
-                for module in self.shown.modules:
-                    self.cuda.unload(module)
-            self.shown = None
+            self._put_away()
             model = self.file.bundle.model[group.model]
             there = self._places(group, model)
             scene = Scene.of(self.stage, group, model)
@@ -165,6 +238,16 @@ class CudaMeasurer:
             self.shown = _Shown(scene, references(scene), elsewhere)
             torch.cuda.synchronize()
         return self.shown
+
+    def _put_away(self) -> None:
+        """Nothing is shown any more, and its code is gone."""
+        import torch
+
+        if self.shown is not None:
+            torch.cuda.synchronize()
+            for module in self.shown.modules:
+                self.cuda.unload(module)
+        self.shown = None
 
     def _places(self, group: Group, model: ModelFacts) -> tuple[int | None, ...]:
         """First pages of the other contexts; None where a context does not fit beside the others.
@@ -252,30 +335,28 @@ class CudaMeasurer:
         count = int(min(_MOST_LINKS, max(_LEAST_LINKS, _CHAIN_US / expected)))
         count = max(count, scene.cold)
         given = [scene.links(launch.arguments) for launch, _ in launches]
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self.stream):
-            handle = self.stream.cuda_stream
-            graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                for link in range(count):
-                    for (_, prepared), links in zip(launches, given, strict=True):
-                        prepared.run(links[link % len(links)], handle, overlap=True)
-            finally:
-                graph.capture_end()
+
+        def chain(stream: int) -> None:
+            for link in range(count):
+                for (_, prepared), links in zip(launches, given, strict=True):
+                    prepared.run(links[link % len(links)], stream, overlap=True)
+
+        graph = self._captured(chain)
         self._keep_warm()
         with torch.cuda.stream(self.stream):
             graph.replay()
-            times = self._timed(graph.replay, samples)
+            times = self._timed([graph.replay], samples)
         return tuple(round(us / count, 4) for us in times)
 
-    def _timed(self, work: Callable[[], Any], samples: int) -> list[float]:
+    def _timed(self, works: Sequence[Callable[[], Any]], rounds: int) -> list[float]:
         """µs of each call on the current stream, queued without a pause between them."""
         import torch
 
         stream = torch.cuda.current_stream()
         event: Any = torch.cuda.Event
-        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(samples)]
-        for before, after in pairs:
+        todo = [*works] * rounds
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in todo]
+        for work, (before, after) in zip(todo, pairs, strict=True):
             before.record(stream)
             work()
             after.record(stream)
@@ -299,6 +380,10 @@ class CudaMeasurer:
                 torch.matmul(self._matrix, self._matrix)
             torch.cuda.synchronize()
         self._busy = time.monotonic()
+
+
+def _us(times: Sequence[float]) -> tuple[float, ...]:
+    return tuple(round(us, 3) for us in times)
 
 
 def _at(group: Group, context: int) -> Group:

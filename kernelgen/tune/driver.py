@@ -130,14 +130,20 @@ class Driver:
             self._cuda.cuGetErrorString(code, ctypes.byref(text))
             raise DriverFault(f"{name}: {(text.value or b'unknown').decode()} ({code})")
 
-    def load(self, code: bytes, symbol: str, shared_bytes: int) -> tuple[Any, Any]:
-        """A module and the kernel in it, allowed to use its shared memory."""
+    def load(
+        self, code: bytes, symbol: str, shared_bytes: int, carve_out: int | None = None
+    ) -> tuple[Any, Any]:
+        """A module and the kernel in it, allowed to use its shared memory. `carve_out`: the percent
+        of all there is that it asks for, negative for none; without it all where it needs much.
+        """
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
         self.call("cuModuleLoadData", ctypes.byref(module), code)
         self.call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode())
         if shared_bytes > _PLAIN_SHARED:
             self.call("cuFuncSetAttribute", function, _SHARED_BYTES, shared_bytes)
-            self.call("cuFuncSetAttribute", function, _CARVEOUT, 100)
+        wanted = (100 if shared_bytes > _PLAIN_SHARED else -1) if carve_out is None else carve_out
+        if wanted >= 0:
+            self.call("cuFuncSetAttribute", function, _CARVEOUT, wanted)
         return module, function
 
     def unload(self, module: Any) -> None:

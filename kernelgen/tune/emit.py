@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kernelgen import __version__
+from kernelgen.codegen.cuda.launches import GpuKernel
 from kernelgen.codegen.step_args import ArgsLayout, args_layout
 from kernelgen.codegen.triton.kernels import StepLayout
+from kernelgen.codegen.triton.prepare import prepare_kernel
 from kernelgen.compile.cpp import BuildStep
 from kernelgen.compile.store import Store
 from kernelgen.compile.triton_toolchain import find_triton
@@ -15,14 +17,16 @@ from kernelgen.core.digest import digest_file, digest_json
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Graph
 from kernelgen.planner.caches import cache_schema
+from kernelgen.planner.plan import Plan
 from kernelgen.planner.planner import MAX_ROWS
 from kernelgen.tables import Bucket, Tables
 from kernelgen.tune.bundle import Bundle, group_id
-from kernelgen.tune.collecting import group_of
+from kernelgen.tune.collecting import group_of, launches_of
 from kernelgen.tune.compiling import Compiled, compile_candidates
 from kernelgen.tune.facts import device_facts, model_facts
 from kernelgen.tune.groups import ModelGroups, Planned
 from kernelgen.tune.journal import Notes, finished
+from kernelgen.tune.whole_emit import in_steps, plans_of, step_facts
 
 _FIRST_PART, _PART = 24, 96
 """units of the part that measuring starts with, and of the others"""
@@ -45,6 +49,8 @@ class Wish:
     families: frozenset[str] = frozenset()
     missing: bool = False
     """only kernels at sizes without a row that counts"""
+    whole_step: bool = False
+    """only the plan's kernels, which are tried in their whole step too"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,8 @@ class Emitter:
     args: ArgsLayout
     planned: tuple[Planned, ...]
     digest: str
+    plans: Mapping[Bucket, Plan] = field(default_factory=dict)
+    """of the whole steps that candidates are tried in"""
 
     @staticmethod
     def of(wish: Wish) -> Emitter:
@@ -72,16 +80,20 @@ class Emitter:
         args = args_layout(cache, wish.largest_mixed, MAX_ROWS, wish.max_positions)
         layout = StepLayout(cache, args)
         planner = ModelGroups(
-            wish.graph, wish.device, layout, wish.tables, wish.effort, wish.factor, wish.families,
-            wish.missing,
+            wish.graph, wish.device, layout, wish.tables, wish.effort, wish.factor,
+            frozenset() if wish.whole_step else wish.families, wish.missing,
         )  # fmt: skip
         planned = [group for bucket in wish.buckets for group in planner.at(bucket)]
+        plans: Mapping[Bucket, Plan] = {}
+        if wish.whole_step:
+            plans = plans_of(wish.graph, wish.device, wish.tables, wish.buckets)
+            planned = list(in_steps(planned, plans, wish.families))
         planned.sort(key=lambda p: (-p.weight, p.key))
         facts = model_facts(wish.graph, cache, args, wish.vocabulary)
         # Tables are no part of it: a sweep goes on after its first rows have been merged.
         place = [device_facts(wish.device), facts, tools.identity, wish.effort, wish.factor]
-        digest = digest_json(place)
-        return Emitter(wish, args, tuple(planned), digest)
+        digest = digest_json([*place, "whole step"] if wish.whole_step else place)
+        return Emitter(wish, args, tuple(planned), digest, plans)
 
     def name(self, planned: Planned) -> str:
         """The id of its group."""
@@ -122,6 +134,8 @@ class Emitter:
         """
         wish = self.wish
         units = {unit.name: unit for p in part for tile in p.tiles for unit in tile.units}
+        prepare = prepare_kernel(self.args, wish.vocabulary) if self.plans else GpuKernel(())
+        units |= {one.unit.name: one.unit for one in prepare.passes}
         with store.session():
             made = compile_candidates(
                 list(units.values()), sm=wish.device.sm, store=store, jobs=jobs, progress=progress
@@ -131,6 +145,17 @@ class Emitter:
         cache = cache_schema(wish.graph.caches)
         facts = model_facts(wish.graph, cache, self.args, wish.vocabulary)
         groups = [group_of(p, facts.name, made, digests) for p in part]
+        groups = [g for g in groups if g.candidates]
+        steps = [
+            step_facts(
+                plan, bucket, part, launches_of(prepare, made, digests, plan.sizes), self.args,
+                lambda key: group_id(*key, wish.graph.name),
+            )
+            for bucket, plan in self.plans.items()
+        ]  # fmt: skip
+        whole = {
+            g.id for g in groups if any(dict(c.choice) == dict(g.before) for c in g.candidates)
+        }
         bundle = Bundle(
             schema=1,
             generator=f"kernelgen {__version__}",
@@ -139,8 +164,9 @@ class Emitter:
             device=device_facts(wish.device),
             toolchain=_toolchain(made),
             models=(facts,),
-            groups=tuple(g for g in groups if g.candidates),
+            groups=tuple(groups),
             failed=dict(sorted(made.failed.items())),
+            steps=tuple(s for s in steps if {use.group for use in s.uses} <= whole),
         )
         return Emitted(bundle, codes)
 

@@ -88,6 +88,11 @@ class Found:
         return tuple(self.fine[name].get("elsewhere", ()))
 
 
+def latest(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The last word of a journal on something."""
+    return lines[-1] if lines else None
+
+
 def finalists(group: Group, coarse: Mapping[str, Mapping[str, Any]]) -> list[Candidate]:
     """The fastest right candidates, and what is used with and without tables."""
 

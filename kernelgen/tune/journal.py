@@ -17,7 +17,12 @@ from kernelgen.core.jsonio import dumps
 
 SCHEMA = 1
 _MAX_BYTES = 1 << 30
-_NAMES = {"group": ("group",), "coarse": ("group", "candidate"), "fine": ("group", "candidate")}
+_NAMES = {
+    "group": ("group",),
+    "coarse": ("group", "candidate"),
+    "fine": ("group", "candidate"),
+    "decided": ("step", "group", "candidate", "code", "flag"),
+}
 """kind of a line → fields that say what it is about"""
 _MAX_BEGIN_BYTES = 1 << 16
 _FIRST_BYTES = b'{"bundle":'

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kernelgen.tune.bundle import Candidate, Group
+from kernelgen.tune.bundle import Candidate, Group, StepFacts
 from kernelgen.tune.bundle_file import BundleFile
 
 
@@ -41,6 +42,16 @@ class Sample:
     """the median at each of the group's other contexts; None where the device has no room for it"""
 
 
+@dataclass(frozen=True)
+class Pair:
+    """A whole step in two ways, measured by turns: microseconds of each replay."""
+
+    base: tuple[float, ...]
+    trial: tuple[float, ...]
+    off: float = 0.0
+    """how far the logits of the two lie apart, as a share of their size: roundings, or a fault"""
+
+
 class Measurer(Protocol):
     """Measures candidates one after the other; may crash or hang, which ends its process only."""
 
@@ -61,3 +72,8 @@ class Measurer(Protocol):
 
     def fine(self, group: Group, candidate: Candidate, samples: int) -> Sample:
         """Take so many samples; the numbers are not checked again."""
+
+    def whole(
+        self, step: StepFacts, base: Mapping[str, str], trial: Mapping[str, str], samples: int
+    ) -> Pair:
+        """Take so many samples of a step with either choice of candidates, by turns."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from kernelgen.ir.graph import Node, Role
+from kernelgen.formats import WeightFormat
+from kernelgen.ir.graph import Node, Role, Value
 from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Dim
 from kernelgen.ops.step import StepView
 from kernelgen.tune.entries import Entries
+from kernelgen.tune.packed_weights import meant
 from kernelgen.tune.stage import Scene, poisoned
 from kernelgen.tune.step_data import GREEDY, KEYED, Choosing, seed_of
 from kernelgen.tune.verdict import Verdict, compared, evaluated
@@ -200,10 +202,19 @@ def _outside(
         elif value.role is Role.STATE:
             outside[value.name] = Entries(scene).dense(tokens)
         else:
-            given = scene.operand(value.name, 0)
-            leading = value.type.leading
-            outside[value.name] = (given if leading is None else given[rows[leading]]).double()
+            outside[value.name] = _exact(value, scene.operand(value.name, 0), rows)
     return view, outside
+
+
+def _exact(value: Value, given: Tensor, rows: Mapping[Dim, Tensor]) -> Tensor:
+    """What an operand means: float64, int64 where it holds numbers of things."""
+    kind, leading = value.type.dtype, value.type.leading
+    if isinstance(kind, WeightFormat):
+        n, k = value.type.shape
+        assert isinstance(n, int) and isinstance(k, int)
+        return meant(kind, n, k, given)
+    cut = given if leading is None else given[rows[leading]]
+    return cut.double() if given.is_floating_point() else cut.long()
 
 
 def _numbered(scene: Scene, tokens: Tensor) -> list[int]:

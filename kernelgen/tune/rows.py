@@ -16,8 +16,12 @@ from kernelgen.tables.row import Clocks
 from kernelgen.tune.bundle import Bundle, Candidate, DeviceFacts, Group
 from kernelgen.tune.measurer import Canary, Machine
 
+WHOLE_STEP = "-whole-step"
+"""end of the name of a sweep whose tiles were chosen inside the whole step"""
+_WARM = frozenset({"rows", "sample", "route"})
+"""families that read nothing but what the kernel before has just written"""
 _COLD = 2.0
-"""times the L2 cache: what a chain reads before it comes back, for its reads to count as cold"""
+"""times the L2 cache: from so many bytes on even those come from memory"""
 
 
 def ceiling_us(facts: DeviceFacts, group: Group) -> float:
@@ -44,7 +48,7 @@ def row_of(
     """The row of a group whose fastest right candidate this is."""
     ordered = sorted(samples)
     us = round(quantile(ordered, 0.5), 3)
-    cold = any(n in group.family for n in ("gem", "skinny", "head", "attention"))
+    cold = group.family not in _WARM
     return Row(
         schema=2,
         sm=bundle.device.sm_name,
@@ -109,7 +113,9 @@ def rows_in(
             continue
         try:
             row = from_json(Row, line["row"], source=f"group {quote(line.get('group'))}")
-            row = replace(row, provenance=provenance) if provenance else row
+            if provenance:
+                end = WHOLE_STEP if row.provenance.endswith(WHOLE_STEP) else ""
+                row = replace(row, provenance=provenance.removesuffix(end) + end)
         except UsageError as error:
             problems.append(" ".join(str(error).split()))
         else:

@@ -20,6 +20,8 @@ _MAJOR: Mapping[str, tuple[str, ...]] = {
     "skinny": ("outputs", "splits", "warps"),
     "gemm": ("rows", "outputs", "warps"),
     "gemm_tma": ("rows", "outputs", "warps"),
+    "packed": ("rows", "outputs", "warps"),
+    "gemv_packed": ("outputs", "depth"),
     "attention_decode": ("splits", "tokens", "least"),
     "attention_prefill": ("rows", "tokens", "warps"),
     "rows": ("rows", "warps"),
@@ -27,6 +29,8 @@ _MAJOR: Mapping[str, tuple[str, ...]] = {
     "head_sample": ("core", "outputs", "warps"),
 }
 """parameters that make tiles different in kind; the others are variations"""
+_MAJOR_ELSEWHERE = ("rows", "outputs", "depth", "warps")
+"""the same for families that are searched around the tile that they plan with"""
 
 
 @dataclass(frozen=True)
@@ -77,8 +81,9 @@ def select(
 def _one_of_a_kind(family: str, ranked: list[Point]) -> list[Point]:
     """The fastest tile of each kind, fastest first."""
     kinds: dict[tuple[int, ...], Point] = {}
+    major = _MAJOR.get(family, _MAJOR_ELSEWHERE)
     for point in ranked:
-        kind = tuple(point.choice.get(name, 0) for name in _MAJOR[family])
+        kind = tuple(point.choice.get(name, 0) for name in major)
         kinds.setdefault(kind, point)
     return list(kinds.values())
 

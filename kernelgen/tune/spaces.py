@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from kernelgen.codegen.families import (
     triton_decode,
+    triton_packed,
     triton_prefill,
     triton_rows,
     triton_sample,
     triton_sliced,
 )
 from kernelgen.codegen.families.roles import HeadRoles
+from kernelgen.codegen.families.triton import triton_families
 from kernelgen.codegen.families.triton_choice import tile_choice, tile_text
 from kernelgen.codegen.families.triton_family import Quote, TritonFamily
 from kernelgen.codegen.families.triton_gemm import LEAST_ROWS, GemmTile
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.families.triton_head import HeadBest, HeadTile
+from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile
 from kernelgen.codegen.families.triton_product import product as product_of
 from kernelgen.codegen.families.triton_rows import RowsTile
 from kernelgen.codegen.families.triton_skinny import MOST_ROWS, SkinnyTile, padded_rows
@@ -28,7 +32,9 @@ from kernelgen.codegen.families.triton_sliced import SlicedTile
 from kernelgen.hw.device import Device
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Match, Refusal
+from kernelgen.tables import Tables
 from kernelgen.tune.contexts import elsewhere_us
+from kernelgen.tune.neighbours import around
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,11 @@ def space_of(match: Match, sizes: Sizes, device: Device) -> Space | Refusal:
     """The whole space of a match at the sizes that it is priced at; or why it has none there."""
     family = match.family
     assert isinstance(family, TritonFamily)
-    if family.name not in _SPACES:
-        return Refusal(f"kernels of {family.name} are not measured yet")
     quote = family.quote(match.region, match.roles, sizes, device)
     if isinstance(quote, Refusal):
         return quote
+    if family.name not in _SPACES:
+        return _around(match, quote, sizes, device)
     later = device.boundary_us + sum(p.us for p in quote.passes)
     illegal: dict[str, tuple[int, str]] = {}
     points: dict[str, Point] = {}
@@ -84,8 +90,33 @@ def space_of(match: Match, sizes: Sizes, device: Device) -> Space | Refusal:
         us = timing.us + later
         rank = us + elsewhere_us(tile, problem, device)
         points.setdefault(str(choice), Point(choice, us, text, rank))
-    ordered = tuple(sorted(points.values(), key=lambda p: (round(p.rank_us, 3), str(p.choice))))
-    return Space(ordered, illegal, looked_at, dict(quote.best.choice))
+    return Space(_ordered(points), illegal, looked_at, dict(quote.best.choice))
+
+
+def _ordered(points: Mapping[str, Point]) -> tuple[Point, ...]:
+    return tuple(sorted(points.values(), key=lambda p: (round(p.rank_us, 3), str(p.choice))))
+
+
+def _around(match: Match, quote: Quote, sizes: Sizes, device: Device) -> Space:
+    """The space of a family that has none of its own: what it accepts of its best tile's
+    neighbours, asked as a row would ask.
+    """
+    family = match.family
+    assert isinstance(family, TritonFamily)
+    illegal: dict[str, tuple[int, str]] = {}
+    points: dict[str, Point] = {}
+    looked_at = 0
+    for choice in around(quote.best.choice):
+        looked_at += 1
+        found = family.quote(match.region, match.roles, sizes, device, choice)
+        text = ", ".join(f"{name} {value}" for name, value in choice.items())
+        if isinstance(found, Refusal):
+            for reason in str(found.reason).split("; "):
+                illegal[reason] = (illegal.get(reason, (0, ""))[0] + 1, text)
+        else:
+            us = found.us(device)
+            points[str(choice)] = Point(choice, us, tile_text(found.best.tile), us)
+    return Space(_ordered(points), illegal, looked_at, dict(quote.best.choice))
 
 
 def with_choice(
@@ -159,6 +190,24 @@ def _gemm_tma() -> Iterator[TmaTile]:
         yield TmaTile(rows, outputs, 64, stages, warps, bands)
 
 
+def _packed(rows: int) -> Iterator[PackedTile]:
+    """Wider than what the family plans with: bands of any height, longer steps, more in flight."""
+    most = triton_packed.padded_rows(rows)
+    heights = [high for high in (16, 32, 64, 128) if high <= most]
+    for high, outputs, depth, stages, warps in product(
+        heights[::-1], (64, 32, 16, 128, 256), (128, 64, 256, 512), (3, 2, 4, 5, 1), (4, 8, 2)
+    ):
+        yield PackedTile(high, outputs, depth, stages, warps)
+
+
+def _gemv_packed() -> Iterator[PackedGemvTile]:
+    """Wider than what the family plans with: longer and shorter steps, more warps and outputs."""
+    for depth, warps, outputs in product(
+        (4096, 2048, 1024, 512, 8192, 256, 16384), (4, 2, 8, 1, 16), (4, 8, 2, 1, 16, 32)
+    ):
+        yield PackedGemvTile(outputs, depth, warps)
+
+
 def _rows(width: int) -> Iterator[RowsTile]:
     """The family's own tiles, and more warps for a row."""
     yield from triton_rows.space(width)
@@ -186,6 +235,7 @@ def _head(match: Match, quote: Quote, sizes: Sizes, device: Device) -> Pairs:
 
 
 _SPACES: Mapping[str, Pairing] = {
+    # Families that are not here are searched around the tile that they plan with.
     "gemv": _plain(lambda quote, device: _gemv(device)),
     "sliced": _plain(
         lambda quote, _: triton_sliced.space(triton_sliced.padded_rows(quote.problem.rows))
@@ -193,6 +243,8 @@ _SPACES: Mapping[str, Pairing] = {
     "skinny": _plain(lambda quote, _: _skinny(padded_rows(quote.problem.rows))),
     "gemm": _plain(lambda quote, _: _gemm()),
     "gemm_tma": _plain(lambda quote, _: _gemm_tma()),
+    "packed": _plain(lambda quote, _: _packed(quote.problem.rows)),
+    "gemv_packed": _plain(lambda quote, _: _gemv_packed()),
     "attention_decode": _plain(lambda quote, _: iter(triton_decode.space())),
     "attention_prefill": _plain(lambda quote, _: iter(triton_prefill.space())),
     "rows": _plain(lambda quote, _: _rows(quote.problem.width)),
@@ -202,5 +254,5 @@ _SPACES: Mapping[str, Pairing] = {
 
 
 def families() -> tuple[str, ...]:
-    """Names of the families that have a space."""
-    return tuple(_SPACES)
+    """Names of the families that can be tuned: all that a build can choose."""
+    return tuple(family.name for family in triton_families(Tables(Path())))

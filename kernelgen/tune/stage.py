@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from kernelgen.formats import WeightFormat
 from kernelgen.ir.codec import block_from_json
 from kernelgen.ir.graph import Block, Role, Value
 from kernelgen.ir.op import Trait
@@ -17,6 +18,7 @@ from kernelgen.ops.registry import op_kinds
 from kernelgen.planner.plan import COUNTERS, SCRATCH
 from kernelgen.tune.bundle import Argument, DeviceFacts, Group, Matrix, ModelFacts, TableFacts
 from kernelgen.tune.driver import Described, Parameters, parameters
+from kernelgen.tune.packed_weights import matrix_bytes, random_packed
 from kernelgen.tune.step_data import (
     GREEDY,
     Choosing,
@@ -36,6 +38,8 @@ _ROW_BUFFERS = 4
 """copies of the activations of kernels that read nothing but rows: as in a step, the kernel before
 has just written them"""
 _MOST_COPIES = 512
+_MOST_BYTES = 24 << 30
+"""of the copies of a group's weights"""
 _NO_SIZES = Sizes(0, 0, 0)
 
 Tensor = Any
@@ -334,12 +338,26 @@ class _Setting:
             each = self._entry_bytes()
             sets = min(_MOST_COPIES, max(1, ceil(self.apart / (each * layers))))
             return layers * sets, sets
-        gathered = {n.inputs[0] for n in self.block.nodes if n.op.has(Trait.GATHER)}
-        each = sum(v.type.static_elements * v.type.dtype.bits // 8 for v in big
-                   if v.name not in gathered)  # fmt: skip
+        each = sum(self._read_bytes(value) for value in big)
         if each:
-            return min(_MOST_COPIES, max(1, ceil(self.apart / each))), 1
+            whole = sum(_stored_bytes(value) for value in big)
+            most = max(1, min(_MOST_COPIES, _MOST_BYTES // whole))
+            return min(most, max(1, ceil(self.apart / each))), 1
         return (max(_ROW_BUFFERS, layers) if layers else _ROW_BUFFERS), 1
+
+    def _read_bytes(self, value: Value) -> int:
+        """Of a weight, what one launch reads: of a stack the matrices that are chosen, next to
+        nothing of a table that rows are gathered from.
+        """
+        for node in self.block.nodes:
+            if value.name not in node.inputs:
+                continue
+            if node.op.has(Trait.GATHER) and node.inputs[0] == value.name:
+                return 0
+            if node.op.has(Trait.EXPERTS):
+                at, types = node.inputs.index(value.name), self.block.input_types(node)
+                return node.op.read_bytes(at, types, self.group.extents.sizes)
+        return _stored_bytes(value)
 
     def _entry_bytes(self) -> int:
         """Keys and values that one launch reads."""
@@ -365,12 +383,14 @@ class _Setting:
         """
         import torch
 
-        found: dict[str, tuple[Tensor, ...]] = {}
-        for dtype in {v.type.dtype.torch for v in big}:
-            mine = [v for v in big if v.type.dtype.torch == dtype]
+        found = self._packed_weights(big, copies)
+        for dtype in {v.type.dtype.torch for v in big if v.name not in found}:
+            mine = [v for v in big if v.name not in found and v.type.dtype.torch == dtype]
             sizes = [-(-v.type.static_elements // _ALIGN) * _ALIGN for v in mine]
-            whole = sum(sizes)
-            span = max(whole, self.apart // getattr(torch, dtype).itemsize + whole)
+            whole, each = sum(sizes), sum(self._read_bytes(v) for v in mine)
+            span = self.apart // getattr(torch, dtype).itemsize + whole
+            if each < sum(_stored_bytes(v) for v in mine):  # copies, of which little is read
+                span = max(span, copies * whole)
             arena = self.stage.arena(dtype, span)
             room = max(1, len(arena) // whole)
             at = 0
@@ -390,6 +410,16 @@ class _Setting:
                 found[value.name] = (plain.uniform_(0.5, 1.5, generator=made).to(kind),)
         return found
 
+    def _packed_weights(self, big: list[Value], copies: int) -> dict[str, tuple[Tensor, ...]]:
+        """Matrices in a format: one made, the others its copies elsewhere."""
+        found: dict[str, tuple[Tensor, ...]] = {}
+        for number, value in enumerate(big):
+            kind = value.type.dtype
+            if isinstance(kind, WeightFormat):
+                first = random_packed(kind, *_matrix(value), self.stage.device, number + 1)
+                found[value.name] = (first, *(first.clone() for _ in range(copies - 1)))
+        return found
+
     def _rows(self, big: list[Value]) -> dict[str, tuple[Tensor, ...]]:
         """Activations: random where they come in, poison where they go out."""
         import torch
@@ -403,6 +433,10 @@ class _Setting:
                 continue
             shape = _shape(value, self.sizes)
             kind = getattr(torch, value.type.dtype.torch)
+            if value.name not in self.block.producer and not kind.is_floating_point:
+                chosen = [self._choices(value, shape, made) for _ in range(count)]
+                found[value.name] = tuple(ids.to(kind) for ids in chosen)
+                continue
             plain = [torch.empty(shape, device=self.stage.device) for _ in range(count)]
             if value.name in self.block.producer:
                 found[value.name] = tuple(poisoned(p.to(kind)) for p in plain)
@@ -414,11 +448,38 @@ class _Setting:
                 found[value.name] = tuple(p.normal_(generator=made).to(kind) for p in plain)
         return found
 
+    def _choices(self, value: Value, shape: tuple[int, ...], made: Any) -> Tensor:
+        """Different numbers in each row, of as many as their readers can tell apart: experts of the
+        stack that they choose among, or of the logits that they were chosen by.
+        """
+        import torch
+
+        readers = [node for node in self.block.nodes if value.name in node.inputs]
+        stacks = [n for n in readers if n.op.has(Trait.EXPERTS)]
+        first = self.block.input_types((stacks or readers)[0])[1 if stacks else 0]
+        count = first.shape[0] if stacks else first.row_width
+        assert isinstance(count, int)
+        ranks = torch.rand(shape[0], count, device=self.stage.device, generator=made)
+        return ranks.argsort(dim=1)[:, : shape[1]]
+
 
 def poisoned(tensor: Tensor) -> Tensor:
     """The tensor, full of NaN; of −123456789 where it holds integers."""
     tensor.fill_(float("nan") if tensor.is_floating_point() else -123456789)
     return tensor
+
+
+def _matrix(value: Value) -> tuple[int, int]:
+    n, k = value.type.shape
+    assert isinstance(n, int) and isinstance(k, int)
+    return n, k
+
+
+def _stored_bytes(value: Value) -> int:
+    kind = value.type.dtype
+    if isinstance(kind, WeightFormat):
+        return matrix_bytes(kind, *_matrix(value))
+    return value.type.static_elements * kind.bits // 8
 
 
 def _shape(value: Value, sizes: Sizes = _NO_SIZES) -> tuple[int, ...]:

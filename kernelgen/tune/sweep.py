@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kernelgen.core.errors import NoDeviceError
 from kernelgen.core.jsonio import to_json
-from kernelgen.tune.bundle import Bundle, Candidate, Group
+from kernelgen.tune.bundle import Bundle, Candidate, Group, StepFacts
 from kernelgen.tune.crew import Crew, Lost
 from kernelgen.tune.findings import Found, finalists, group_line, is_quiet
+from kernelgen.tune.in_step import InStep
 from kernelgen.tune.journal import Notes, finished
 from kernelgen.tune.measurer import Canary, Machine, Sample
 
@@ -80,6 +81,9 @@ class Outcome:
     """candidates that crashed, hung or were wrong"""
     seconds: float
     machine: Machine | None
+    decided: int = 0
+    """kernels whose tile was chosen inside a whole step, in this run"""
+    undecided: int = 0
 
 
 @dataclass
@@ -94,6 +98,9 @@ class Sweep:
     total: int = 0
     """groups of all parts"""
     done: int = 0
+    decided: int = 0
+    undecided: int = 0
+    """kernels whose tile is chosen inside a whole step, and those that are left for another run"""
     _restless: int = 0
     _began: float = 0.0
 
@@ -116,9 +123,11 @@ class Sweep:
                     break
                 machine = self.group(part.bundle, group)
                 measured += 1
+            for step in part.bundle.steps:
+                machine = self.step(part.bundle, step) or machine
             if self.over():
                 break
-        return outcome(
+        done = outcome(
             self.journal,
             measured=measured,
             resumed=resumed,
@@ -126,6 +135,26 @@ class Sweep:
             seconds=round(self.clock() - self._began, 1),
             machine=machine or self.crew.machine,
         )
+        return replace(done, decided=self.decided, undecided=self.undecided)
+
+    def step(self, bundle: Bundle, step: StepFacts) -> Machine | None:
+        """Tries near candidates inside a whole step, as long as there is time."""
+        date = str(next(self.journal.of("begin"))["date"])
+
+        def tell(group: Group, note: str, us: float, before: float) -> None:
+            seconds = self.clock() - self._began
+            told = f"in the step of {group.bucket}: {note}"
+            self.tell(
+                Progress(
+                    self.done, max(self.total, self.done), group.kernel, group.bucket, us or None,
+                    before or None, told, True, seconds,
+                )
+            )  # fmt: skip
+
+        inside = InStep(self.crew, self.journal, bundle, step, self.over, date, tell)
+        self.decided += inside.run()
+        self.undecided += inside.left()
+        return self.crew.machine
 
     def over(self) -> bool:
         """Whether the time that was given is spent."""

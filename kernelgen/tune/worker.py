@@ -37,8 +37,10 @@ def serve(measurer: Measurer, file: BundleFile, request: Mapping[str, Any]) -> A
         return measurer.settle()
     if wanted == "canary":
         return measurer.canary()
-    groups = {g.id: g for g in file.bundle.groups}
-    group = groups[request["group"]]
+    if wanted == "whole":
+        step = next(s for s in file.bundle.steps if s.id == request["step"])
+        return measurer.whole(step, request["base"], request["trial"], request["samples"])
+    group = file.bundle.group[request["group"]]
     if wanted == "open":
         measurer.open(group)
         return None

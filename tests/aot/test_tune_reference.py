@@ -13,6 +13,9 @@ import torch
 from gpu_trials import DEVICE, architectures, tiny
 
 from kernelgen.core.dtypes import BFLOAT16
+from kernelgen.formats import weight_format
+from kernelgen.ir.op import Trait
+from kernelgen.ir.reformat import product_weights, with_formats
 from kernelgen.tables import Bucket, Tables
 from kernelgen.tune.bundle import Candidate, Extents, Group, Launch, ModelFacts
 from kernelgen.tune.collecting import argument_of, group_of
@@ -44,13 +47,19 @@ class Toy:
 
 
 @cache
-def toy(bucket: str, family: str, architecture: str = "") -> Toy:
-    """Kernels of one family, planned for an H200; of the first architecture unless one is named."""
+def toy(bucket: str, family: str, architecture: str = "", stored: str = "") -> Toy:
+    """Kernels of one family, planned for an H200; of the first architecture unless one is named.
+
+    `stored`: the format that all matrices of its layers have.
+    """
     install()
     model = tiny(architecture or architectures()[0], BFLOAT16)
+    if stored:
+        chosen = {w: weight_format(stored) for w in product_weights(model.graph) if "layers." in w}
+        model = replace(model, graph=with_formats(model.graph, chosen), searches={})
     groups = ModelGroups(
         model.graph, DEVICE, model.layout, Tables(Path("no rows")), "quick", 1.15,
-        frozenset({family}),
+        frozenset({family} - {""}),
     )  # fmt: skip
     facts = model_facts(model.graph, model.schema, model.args, model.vocab)
     planned = groups.at(Bucket.parse(bucket))
@@ -140,14 +149,62 @@ def test_right_candidates_pass_and_wrong_results_do_not(
                 _spoilt(scene, reference, name)
 
 
-def _spoilt(scene: Scene, reference: Reference, name: str) -> None:
-    """One element that is 2% off, and one that was never written, are both noticed."""
+# One with everything that a format may have, and one with a scale for a block of rows.
+@pytest.mark.parametrize(
+    ("bucket", "family", "stored"),
+    [
+        ("decode:1", "gemv_packed", "int4_g32_f16_zp"),
+        ("decode:1", "gemv_packed", "fp8_block128"),
+        ("decode:8", "packed", "nvfp4"),
+        ("decode:8", "packed", "int8_channel"),
+    ],
+)
+def test_packed_matrices_are_made_and_judged(bucket: str, family: str, stored: str) -> None:
+    made = toy(bucket, family, stored=stored)
+    for scene, reference, _, verdict in judged(made, made.planned[0]):
+        assert 0 <= verdict.share <= 1, (made.planned[0].kernel.name, verdict)
+        for name in reference._outputs():
+            _spoilt(scene, reference, name, by=1.5)  # scaled weights may be rounded
+
+
+def routed() -> str:
+    """An architecture whose layers choose experts."""
+    for name in architectures():
+        blocks = tiny(name, BFLOAT16).graph.blocks
+        if any(node.op.has(Trait.EXPERTS) for block in blocks for node in block.nodes):
+            return name
+    raise AssertionError("no architecture has experts")
+
+
+@pytest.mark.parametrize(
+    "bucket", ["decode:1", pytest.param("mixed:32", marks=pytest.mark.soak)]
+)  # interpreted pair by pair
+def test_kernels_of_routed_experts_are_judged(bucket: str) -> None:
+    """Every kernel of its plans that has to do with experts, whatever families there are."""
+    made = toy(bucket, "", routed())
+    mine = [
+        p for p in made.planned
+        if p.chosen
+        and p.kernel.match.region.with_trait(Trait.EXPERTS | Trait.ROUTE)
+    ]  # fmt: skip
+    assert mine
+    for planned in mine:
+        for scene, reference, _, verdict in judged(made, planned):
+            assert 0 <= verdict.share <= 1, (planned.kernel.name, verdict)
+            for name in reference._outputs():
+                leading = scene.block.value[name].type.leading
+                scene.operand(name, 0)[int(reference.rows[leading][-1])] = 7
+            assert reference.judge().share > 1
+
+
+def _spoilt(scene: Scene, reference: Reference, name: str, by: float = 1.02) -> None:
+    """One element that is off by a factor, and one that was never written, are both noticed."""
     out = scene.operand(name, 0)
     last = int(reference.rows[scene.block.value[name].type.leading][-1])
     flat = out[last].reshape(-1)
     at = int(flat.float().abs().argmax())
     kept = flat[at].clone()
-    for wrong in (kept * 1.02, torch.full_like(kept, float("nan"))):
+    for wrong in (kept * by, torch.full_like(kept, float("nan"))):
         flat[at] = wrong
         assert reference.judge().share > 1, (name, float(kept), float(wrong))
     flat[at] = kept

@@ -59,6 +59,13 @@ def tune(
     effort: Annotated[
         str, typer.Option(help="Tiles of a kernel: quick, normal, full, or kept: the one in use.")
     ] = "normal",
+    whole_step: Annotated[
+        bool,
+        typer.Option(
+            "--whole-step",
+            help="Then try near tiles of the plan's kernels inside whole decode steps.",
+        ),
+    ] = False,
     minutes: Annotated[
         float | None, typer.Option(min=0, help="Stop after so long; repeat to go on. [no limit]")
     ] = None,
@@ -78,6 +85,13 @@ def tune(
     ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", "-j", min=1, help="Compilers at once. [all cores]")
+    ] = None,
+    quantization_config: Annotated[
+        Path | None,
+        typer.Option(
+            "--quantization-config",
+            help="JSON file: which matrices are quantised when they are loaded, and how.",
+        ),
     ] = None,
     dtype: Dtype = Activations.BFLOAT16,
     tables: TablesFolder = None,
@@ -112,7 +126,7 @@ def tune(
     source = resolve(model)
     wish = tuning.wish_for(
         source, target, sizes=sizes, wanted=families, effort=effort, missing=missing,
-        dtype=dtype.value, tables=tables,
+        whole_step=whole_step, dtype=dtype.value, tables=tables, online=quantization_config,
     )  # fmt: skip
     if emit is not None:
         made = _emit(wish, emit, jobs, json)
@@ -148,11 +162,13 @@ def _measure(bundle: Path, journal: Path, how: Measuring, quiet: bool) -> None:
 
 
 def _tune(wish: Wish, journal: Path, how: Measuring, jobs: int | None, quiet: bool) -> None:
-    """Compiles and measures at once; over a cluster one after the other, as nodes need it all."""
+    """Compiles and measures at once; one after the other where all has to be there: on the nodes of
+    a cluster, or in a whole step.
+    """
     from kernelgen.cli import tune as tuning
     from kernelgen.cli.tune_display import display
 
-    if how.ray is not None:
+    if how.ray is not None or wish.whole_step:
         bundle = journal.with_suffix(".zip")
         _emit(wish, bundle, jobs, quiet)
         _measure(bundle, journal, how, quiet)
@@ -169,6 +185,10 @@ def _tell_outcome(done: Outcome, journal: Path) -> None:
         f"{done.measured} kernels measured in {done.seconds:.0f} s, {done.resumed} were there,"
         f" {done.left} left, {done.flagged} disturbed, {done.bad} candidates bad; {journal}"
     )
+    if done.decided or done.undecided:
+        console.say(
+            f"{done.decided} tiles chosen inside whole steps, {done.undecided} kernels left"
+        )
 
 
 def _tell_merged(done: Brought, json: bool) -> None:

@@ -43,10 +43,14 @@ def carve_outs(
         for launch in plan.launches
         for one in kernels[launch_key(launch.kernel, launch.price.choice)].passes
     }
-    return {name: _carve_out(image, name in streamed) for name, image in images.items()}
+    return {
+        name: carve_out(image.shared_bytes, streamed=name in streamed)
+        for name, image in images.items()
+    }
 
 
-def _carve_out(image: KernelImage, streamed: bool) -> int:
-    if streamed and image.shared_bytes <= _FITS_SOME:
+def carve_out(shared_bytes: int, *, streamed: bool) -> int:
+    """The same for one kernel of a plan."""
+    if streamed and shared_bytes <= _FITS_SOME:
         return SOME
-    return ALL if image.shared_bytes > _PLAIN else NONE
+    return ALL if shared_bytes > _PLAIN else NONE
