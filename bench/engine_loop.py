@@ -131,6 +131,7 @@ def gpu_runner(manifest: Manifest, plans: Any, slots: int) -> CudaRunner:
     runner = CudaRunner(device, library, manifest, {}, plans=plans, slots=slots, logit_rows=slots)
     runner.warm_up()
     runner.give_cache(2)
+    runner.capture()
     runner._bound["sampled"].zero_()
     return runner
 

@@ -288,7 +288,8 @@ def _manifest(
         for t in rules
         if t.parameter not in model.matrices
     ]
-    return manifest(identity, model.spec, targets, tensors, model.ignored, model.matrices)
+    ignored, matrices = model.ignored, model.matrices
+    return manifest(identity, model.spec, targets, tensors, ignored, matrices, model.told)
 
 
 def _json(data: Any) -> bytes:

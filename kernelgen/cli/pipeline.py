@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from kernelgen.archs.architecture import Architecture
 from kernelgen.archs.registry import find_architecture
@@ -19,6 +20,7 @@ from kernelgen.hw import Device, parse_target
 from kernelgen.ir.graph import Graph
 from kernelgen.planner.plan import Plan
 from kernelgen.planner.planner import DEFAULT_CONTEXT, Planner
+from kernelgen.spec.config import told_by
 from kernelgen.spec.model import ModelSpec
 from kernelgen.tables import Tables
 
@@ -41,6 +43,8 @@ class Lowered:
     """expressions of checkpoint names that carry nothing"""
     notes: tuple[str, ...] = ()
     """what a person should know of the formats"""
+    told: Mapping[str, Any] = field(default_factory=dict)
+    """what was read of the config, by name"""
 
 
 def lowered(source: ModelSource, dtype: str, online: Path | None = None) -> Lowered:
@@ -52,7 +56,9 @@ def lowered(source: ModelSource, dtype: str, online: Path | None = None) -> Lowe
     rules = architecture.checkpoint(spec, graph)
     formats = formats_of(source, quantisation, graph, rules, spec.stored)
     ignored = (*architecture.ignored(spec), *formats.ignored)
-    return Lowered(architecture, spec, formats.graph, formats.matrices, ignored, formats.notes)
+    told = told_by(architecture.read, source.config)
+    matrices, notes = formats.matrices, formats.notes
+    return Lowered(architecture, spec, formats.graph, matrices, ignored, notes, told)
 
 
 def plan_model(

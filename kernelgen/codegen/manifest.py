@@ -105,10 +105,12 @@ def manifest(
     tensors: Sequence[CheckpointTensor],
     ignored: Sequence[str],
     matrices: Mapping[str, StoredMatrix] = MappingProxyType({}),
+    config: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The manifest as JSON data, targets in the order given; equal inputs give equal data.
 
-    `matrices`: those that are quantised, by parameter; `tensors` has the others.
+    `matrices`: those that are quantised, by parameter; `tensors` has the others. `config`: what of
+    the checkpoint's config the model was read from, so that other weights are known by theirs.
     """
     of_parameter = {t.parameter: t for t in tensors}
     return {
@@ -129,6 +131,7 @@ def manifest(
             *packed_tensors(matrices.values()),
         ],
         "ignored": list(ignored),
+        **({"config": dict(config)} if config else {}),
         "chat": {"eos_token_ids": list(spec.eos_ids), "bos_token_id": spec.bos_id},
         "hashes": {"spec": digest_json(repr(spec))},
         "toolchain": dict(identity.toolchain),

@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 PAGE_TOKENS = 16
 CPU = "cpu"
@@ -216,6 +217,8 @@ class Model:
     ignored: tuple[str, ...]
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
+    config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """what the build has read of the checkpoint's config.json, by name"""
 
     @cached_property
     def ignored_pattern(self) -> re.Pattern[str]:

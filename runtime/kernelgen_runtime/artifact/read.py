@@ -74,6 +74,7 @@ def _model(top: Fields) -> Model:
         ignored=top.texts("ignored", 1024),
         eos_token_ids=chat.integers("eos_token_ids", 1024, INT32_MAX),
         bos_token_id=chat.optional_integer("bos_token_id"),
+        config=top.object("config").values if "config" in top.values else {},
     )
 
 

@@ -15,6 +15,11 @@ from .rules import rule_words
 
 Ints = npt.NDArray[np.int32]
 
+OF_SHAPE = frozenset(
+    ("row_slot", "row_query_start", "temperature", "top_p", "top_k", "seed", "min_p", "rules")
+)
+"""fields that follow from which requests a step has, in which slots and plan"""
+
 
 class SlotSampling:
     """Sampling parameters by slot, rewritten when a slot has a new owner."""
@@ -31,12 +36,15 @@ class SlotSampling:
         self._seed = np.zeros(slots, np.int64)
         self.seed_words: Ints = self._seed.view("<i4").reshape(slots, 2)
         self._owner: list[Request | None] = [None] * slots
+        self.owners = 0
+        """counts changes of owners"""
 
     def own(self, slot: int, request: Request) -> None:
         """Note that `slot` belongs to `request`."""
         if self._owner[slot] is request:
             return
         self._owner[slot] = request
+        self.owners += 1
         self.temperature[slot] = request.params.temperature
         self.top_p[slot] = request.params.top_p
         self.top_k[slot] = request.params.top_k
@@ -89,23 +97,38 @@ class ArgsWriter:
         self.details: Details | None = None
         self._max_rows = schema.max_rows
         self._sampling = sampling
+        self.shape: tuple[object, ...] | None = None
+        """equal shapes: equal contents of `OF_SHAPE`; None where nothing is known of them"""
+        self._asked = 0
 
     def write(self, step: Step, plan: Plan, cache: CacheTables) -> None:
         """Write everything but the logit rows; see `ask`."""
-        count, slots, ends = len(step.requests), step.slots, step.starts + step.counts
+        count, slots, ends = len(step.requests), step.slots, step.ends
         self._write_rows(step, ends)
+        # Row after row the same as when these args were last written: the usual decode step.
+        shape = (self._sampling.owners, plan.id, count, step.tokens, slots.tobytes())
+        if shape != self.shape or not step.is_decode:
+            self._write_shape(step, plan)
+            self.shape = shape
+        self.fields["counts"][:] = (step.tokens, count, 0, 0)
+        pages = pages_of(int(ends.max()))
+        for group, table in zip(cache.groups, cache.tables, strict=True):
+            name = f"block_table.{group.name}"
+            self.fields[name][:count, :pages] = table[:, :pages][slots]
+            self.used[name] = (count, pages)
+
+    def _write_shape(self, step: Step, plan: Plan) -> None:
+        """Write what depends on which requests there are, and not on how far they are."""
+        count, slots = len(step.requests), step.slots
         self._pad(plan, count, step.tokens)
+        self.fields["row_slot"][:count] = slots
+        self.fields["row_query_start"][1 : count + 1] = step.counts.cumsum()
         for name in ("temperature", "top_p", "top_k"):
             self.fields[name][:count] = getattr(self._sampling, name)[slots]
         self.fields["seed"][:count] = self._sampling.seed_words[slots]
         if "rules" in self.fields:
             self.fields["min_p"][:count] = self._sampling.min_p[slots]
             self.fields["rules"][:count] = self._sampling.asks[slots] & RULES
-        pages = pages_of(int(ends.max()))
-        for group, table in zip(cache.groups, cache.tables, strict=True):
-            name = f"block_table.{group.name}"
-            self.fields[name][:count, :pages] = table[:, :pages][slots]
-            self.used[name] = (count, pages)
 
     def details_of(self, rows: npt.NDArray[np.intp]) -> Details | None:
         """Return what the request rows `rows` want of their logit rows, in this order; None where
@@ -131,6 +154,7 @@ class ArgsWriter:
     def write_nothing(self, plan: Plan) -> None:
         """Write a step of `plan` in which every row is padding."""
         self._pad(plan, 0, 0)
+        self.shape = None
         self.details = None
         self.ask([], [])
 
@@ -154,6 +178,10 @@ class ArgsWriter:
             self._ask_details(details, len(asked))
         self.fields["logit_token"][: len(asked)] = asked
         self.fields["logit_row"][: len(asked)] = rows
+        if len(asked) < self._asked:  # rows that these args asked for before
+            self.fields["logit_token"][len(asked) : self._asked] = 0
+            self.fields["logit_row"][len(asked) : self._asked] = -1
+        self._asked = len(asked)
 
     def _ask_details(self, details: Details, count: int) -> None:
         wanted = {
@@ -166,12 +194,9 @@ class ArgsWriter:
             self.used[name] = (count,)
 
     def _write_rows(self, step: Step, ends: npt.NDArray[np.int64]) -> None:
-        """Write tokens, slots, starts and lengths."""
-        count = len(step.requests)
+        """Write tokens and lengths."""
         self.fields["token_ids"][: step.tokens] = step.token_ids
-        self.fields["row_slot"][:count] = step.slots
-        self.fields["row_query_start"][1 : count + 1] = step.counts.cumsum()
-        self.fields["row_seq_len"][:count] = ends
+        self.fields["row_seq_len"][: len(ends)] = ends
         for request in step.entered:
             self._sampling.own(request.slot, request)
 
@@ -185,6 +210,7 @@ class ArgsWriter:
         self.fields["row_seq_len"][rows:stop] = 0
         self.fields["logit_token"][:stop] = 0
         self.fields["logit_row"][:stop] = -1
+        self._asked = 0
         self.fields["temperature"][rows:stop] = 0
         self.fields["token_ids"][tokens : plan.size] = 0
         self.used = {

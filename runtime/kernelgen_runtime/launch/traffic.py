@@ -23,6 +23,6 @@ def cache_bytes(manifest: Manifest, step: Step) -> int:
     total = 0
     for group in manifest.cache.groups:
         limit = group.window or manifest.max_sequence_tokens
-        tokens = np.minimum(step.starts + step.counts, limit).sum()
+        tokens = np.minimum(step.ends, limit).sum()
         total += int(tokens) * manifest.cache.token_bytes(group)
     return total

@@ -7,7 +7,7 @@ import torch
 
 from ..artifact.manifest import ArgsField, ArgsSchema, elements
 from ..device.device import Accelerator
-from .args import ArgsWriter, Ints
+from .args import OF_SHAPE, ArgsWriter, Ints
 
 # Copies closer than this are made one: 16 KiB take less time than a second copy's start.
 GAP_WORDS = 4096
@@ -30,6 +30,7 @@ class DeviceArgs:
         self._api = api
         self._held: Ints = np.zeros(schema.words, np.int32)
         self._is_known = False
+        self._shape: tuple[object, ...] | None = None
 
     def send(self, writer: ArgsWriter) -> None:
         """Copy on the current stream what a step may read of `writer`, as far as it is new."""
@@ -39,12 +40,15 @@ class DeviceArgs:
         for start, stop in spans:
             self._api.copy(self.tensor[start:stop], writer.tensor[start:stop])
             self._held[start:stop] = writer.words[start:stop]
-        self._is_known = True
+        self._is_known, self._shape = True, writer.shape
 
     def _changed(self, writer: ArgsWriter) -> list[Span]:
         """Return the spans of used words that the device holds otherwise, in order."""
         spans: list[Span] = []
+        same = writer.shape is not None and writer.shape == self._shape
         for field, width in self._fields:
+            if same and field.name in OF_SHAPE:
+                continue
             used = writer.used.get(field.name, (0,))
             if len(used) == 2:
                 spans += self._changed_rows(writer.words, field, *used)

@@ -88,7 +88,7 @@ class Scheduler:
         self._end(step)
         counts, ids = self._tenants.counts, np.asarray(sampled, np.int64)
         live = counts.tenancy[step.slots] == step.tenancies
-        slots, ends = step.slots[live], (step.starts + step.counts)[live]
+        slots, ends = step.slots[live], step.ends[live]
         self.cache.settle(slots, ends)
         asked = step.slots[live & step.samples]
         counts.arrived[asked] += 1
@@ -123,6 +123,8 @@ class Scheduler:
 
     def _share(self, todo: Counts, budget: int) -> Counts:
         """Return what each row gets: all it can use, as far as those before it left some."""
+        if int(todo.sum()) <= budget:  # the usual case
+            return todo
         before = todo.cumsum() - todo
         shares: Counts = np.minimum(todo, np.maximum(0, budget - before))
         return shares

@@ -47,6 +47,11 @@ class Step:
         """Tokens of all rows."""
         return len(self.token_ids)
 
+    @cached_property
+    def ends(self) -> Counts:
+        """Tokens of each request once its row is computed."""
+        return self.starts + self.counts
+
     @property
     def is_decode(self) -> bool:
         """Whether every row computes exactly one token."""

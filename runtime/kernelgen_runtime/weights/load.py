@@ -16,6 +16,7 @@ from ..errors import DeviceMemoryError
 from .blocks import BLOCK_BYTES
 from .check import check_tensors
 from .checkpoint import Checkpoint, TensorSource, open_checkpoint
+from .identity import check_config
 from .layout import fill, reads
 from .random import RandomTensors, made_up, parse_random
 from .staging import ADVICE, StagedTensors
@@ -59,6 +60,7 @@ def load_weights(
     checkpoint = None if seed is not None else open_checkpoint(source)
     if checkpoint is not None:
         check_tensors(checkpoint.entries, manifest.model, str(source))
+        check_config(Path(source), manifest.model)
     align = device.alignment
     total = sum(rounded(byte_size(w.shape, w.dtype), align) for w in manifest.weights)
     block_bytes = GPU_BLOCK_BYTES if isinstance(device, CudaDevice) else BLOCK_BYTES
