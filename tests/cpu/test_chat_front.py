@@ -211,6 +211,9 @@ def test_what_binds_an_answer(front: ChatFront) -> None:
     assert [tool["name"] for tool in json.loads(one.structured.text)["tools"]] == ["now"]
     either = structured(front, tools=[NOW], response_format=wish)
     assert either is not None and json.loads(either.text)["instead"] == schema
+    strict = {"type": "function", "function": {"name": "now", "strict": True}}
+    loose = structured(front, tools=[WEATHER, strict])
+    assert loose is not None and json.loads(loose.text)["free"] is True
     single = structured(front, tools=[NOW], tool_choice="required", parallel_tool_calls=False)
     assert single is not None and json.loads(single.text)["many"] is False
 

@@ -19,7 +19,7 @@ from kernelgen_runtime.chat.formats.choose import THINK, TOOLS
 from kernelgen_runtime.chat.formats.tag_calls import TagFormat
 from kernelgen_runtime.commands.batch import run_batch
 from kernelgen_runtime.errors import RequestError
-from kernelgen_runtime.guide.calls import STYLES
+from kernelgen_runtime.guide.calls import STYLES, can_be_free
 from kernelgen_runtime.guide.fill import fill_all
 from kernelgen_runtime.guide.grammars import Grammars
 from kernelgen_runtime.sample.structured import Structured
@@ -59,7 +59,11 @@ def grammars_of(folder: Path, vocab: int = 300) -> Grammars:
 
 
 def walk(
-    grammars: Grammars, structured: Structured, seed: int, ends: Sequence[Sequence[int]] = ()
+    grammars: Grammars,
+    structured: Structured,
+    seed: int,
+    ends: Sequence[Sequence[int]] = (),
+    haste: float = 0.7,
 ) -> list[int]:
     """Tokens that a grammar lets through, at random until its end.
 
@@ -75,7 +79,7 @@ def walk(
             forced = []
         if not forced and ends and len(allowed) > 100 and rng.random() < 0.1:
             forced = list(rng.choice(list(ends)))
-        token = 256 if 256 in allowed and rng.random() < 0.7 else rng.choice(allowed)
+        token = 256 if 256 in allowed and rng.random() < haste else rng.choice(allowed)
         token = forced.pop(0) if forced and forced[0] in allowed else token
         reason = guide.take(token)
         tokens += [token] if token != 256 else []
@@ -161,6 +165,29 @@ def test_calls_that_are_forced_can_be_read(tmp_path: Path, style: str, special: 
             assert arguments == {} if function["name"] == "now" else len(arguments) == 3
             count += 1
     assert count >= 4
+
+
+@pytest.mark.parametrize("style", [style for style in STYLES if can_be_free(style)])
+def test_strict_calls_in_free_text(tmp_path: Path, style: str) -> None:
+    """Any text, but what begins as a call becomes one, of its schema."""
+    folder = write_chat(tmp_path, TEMPLATE)
+    tools = [{"name": "now", "schema": EMPTY}, {"name": "later", "schema": EMPTY}]
+    bond = Structured("calls", json.dumps({"style": style, "tools": tools, "free": True}))
+    form = next(one for one in TOOLS.values() if one.style == style)
+    opens = STYLES[style].opens.strip("[\n") or "<tool_call>"
+    grammars, count = grammars_of(folder), 0
+    for seed in range(4):
+        text = text_of(folder, walk(grammars, bond, seed, [ids_of(folder, opens)], haste=0.02))
+        parser = AnswerParser(form, schemas={"now": EMPTY, "later": EMPTY})
+        parser.push(text)
+        parser.finish()
+        message = parser.message()
+        assert opens not in (message["content"] or ""), text  # type: ignore[operator]
+        count += len(message.get("tool_calls", ()))  # type: ignore[arg-type]
+    assert count >= 2
+    guide = grammars.guide(bond)
+    assert [guide.take(i) for i in ids_of(folder, "Just words.")] == [None] * 11
+    assert guide.take(256) == "stop"
 
 
 def test_json_in_the_place_of_calls(folder: Path, grammars: Grammars) -> None:

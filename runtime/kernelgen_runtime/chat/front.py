@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..artifact.bounded_json import Json
 from ..errors import RequestError, TextError, shown
+from ..guide.calls import can_be_free
 from ..sample.structured import Structured
 from ..text.detokenize import Decoder
 from ..text.settings import chat_template_of, read_chat_templates
@@ -263,7 +264,9 @@ class ChatFront:
         if self._thinking is not None and begins != "no":
             closes = self._thinking.closes
             opens = self._thinking.opens if begins == "maybe" else ""
-        if tools.is_used and self._tools is not None and (tools.is_forced or wish is not None):
+        is_strict = tools.is_strict and self._tools is not None and can_be_free(self._tools.style)
+        bound = tools.is_forced or wish is not None or is_strict
+        if tools.is_used and self._tools is not None and bound:
             if wish is not None and tools.is_forced:
                 raise RequestError("tool_choice: a call cannot have a response_format too")
             if wish is None:

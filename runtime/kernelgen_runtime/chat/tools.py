@@ -38,6 +38,11 @@ class Tools:
         return self.choice.removeprefix("=") if self.choice.startswith("=") else ""
 
     @property
+    def is_strict(self) -> bool:
+        """Whether arguments must be of their schemas wherever a call comes."""
+        return any(tool["function"].get("strict") is True for tool in self.listed)
+
+    @property
     def is_forced(self) -> bool:
         """Whether a call must come."""
         return self.choice == "required" or bool(self.named)
@@ -45,7 +50,8 @@ class Tools:
     def structured(self, style: str, opens: str, closes: str, instead: Json = None) -> Structured:
         """Return the bond to calls, written in `style`; see `Structured`.
 
-        `instead`: a schema that the answer may have in the place of calls.
+        `instead`: a schema that the answer may have in the place of calls. Where no call is forced
+        and nothing else is asked, text around calls is free.
         """
         schemas = dict(self.schemas or {})
         names = [self.named] if self.named else list(schemas)
@@ -56,6 +62,8 @@ class Tools:
         }
         if instead is not None:
             asked["instead"] = instead
+        elif not self.is_forced:
+            asked["free"] = True
         return Structured("calls", json.dumps(asked, ensure_ascii=False), opens, closes)
 
 

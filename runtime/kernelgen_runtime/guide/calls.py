@@ -1,15 +1,16 @@
 """Owns the grammars of tool calls, in the form in which each family of models writes them.
 
 The text of a structured answer of kind "calls" is {"style", "many", "tools": [{"name", "schema"}],
-"instead"?}; `instead` is a schema of JSON that may be given in the place of calls.
+"instead"?, "free"?}; `instead` is a schema of JSON that may be given in the place of calls, with
+`free` any text may stand around them, and there may be none.
 """
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .lark import json_rule, marked, quoted, text_until
+from .lark import ANYTHING, json_rule, marked, quoted, text_until
 from .library import Tokens
 
 Rules = tuple[str, list[str]]
@@ -113,6 +114,9 @@ def calls_lark(tokenizer: Tokens, asked: Mapping[str, Any]) -> Rules:
     if not tools:
         raise ValueError("there is no tool to call")
     rules: list[str] = []
+    trigger = _trigger(style) if asked.get("free") else ""
+    if trigger and not style.opens:
+        style = replace(style, before=style.before.removeprefix(trigger))
     names = []
     for i, tool in enumerate(tools):
         make = _json_call if isinstance(style, JsonCalls) else _tagged_call
@@ -120,12 +124,30 @@ def calls_lark(tokenizer: Tokens, asked: Mapping[str, Any]) -> Rules:
         names.append(f"call{i}")
     rules.append(f"call: {' | '.join(names)}")
     more = f" ({marked(tokenizer, style.between)} call)*" if asked.get("many") else ""
-    pieces = [marked(tokenizer, style.opens), "call" + more, marked(tokenizer, style.closes)]
+    opens = marked(tokenizer, style.opens.removeprefix(trigger))
+    pieces = [opens, "call" + more, marked(tokenizer, style.closes)]
     body = " ".join(filter(None, pieces))
+    if trigger:
+        # A call begins where its marker does; all before and behind it is free.
+        rules += text_until(tokenizer, "until", trigger)
+        rules += [f"part: until {body}", f"rest: {ANYTHING}"]
+        return "part* rest", rules
     if (instead := asked.get("instead")) is not None:
         rules.append(f"instead: {json_rule(instead)}")
         body = f"({body} | instead)"
     return body, rules
+
+
+def can_be_free(style: str) -> bool:
+    """Whether calls of a style begin with a marker, so that text around them can be told apart."""
+    return bool(_trigger(STYLES[style]))
+
+
+def _trigger(style: JsonCalls | TaggedCalls) -> str:
+    """Return the marker that begins calls; "" where there is none."""
+    first = style.opens or style.before.partition("NAME")[0]
+    marker = first.partition("\n")[0]
+    return marker[: marker.rfind(">") + 1] if marker.startswith("<") else ""
 
 
 def _json_call(tokenizer: Tokens, style: JsonCalls, rule: str, name: str, schema: Any) -> list[str]:
