@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("msgspec")
 
 from kernelgen_runtime.server.arguments import ArgumentsError
-from kernelgen_runtime.server.ray_serve import options_of
+from kernelgen_runtime.server.command import options_of
 from runtime_fakes import environment
 from runtime_stub import write_artifact, write_checkpoint
 

@@ -2,11 +2,15 @@
 
 import argparse
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..clock import process_start
 from ..errors import KernelgenRuntimeError
 from .arguments import expand
 from .flags import add_options
+
+if TYPE_CHECKING:
+    from .options import ServeOptions
 
 EXTRA = ("msgspec", "starlette", "uvicorn", "httptools", "prometheus_client", "yaml")
 
@@ -64,6 +68,16 @@ def serve(flags: argparse.Namespace) -> int:
     finally:
         child.kill()
         listener.close()
+
+
+def options_of(argv: Sequence[str]) -> "ServeOptions":
+    """Return what the words after `serve` ask for. Raises ArgumentsError."""
+    from .options import serve_options
+
+    parser = argparse.ArgumentParser()
+    add_serve(parser, None)
+    flags = parser.parse_args(serve_argv(argv, None))
+    return serve_options(flags, parser.parse_args([flags.artifact]))
 
 
 def check_extra() -> None:

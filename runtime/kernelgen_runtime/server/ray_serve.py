@@ -1,11 +1,9 @@
 """Owns replicas behind Ray Serve: each is a whole server without the HTTP, which is Ray's."""
 
-import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from .command import add_serve, serve_argv
-from .options import ServeOptions, serve_options
+from .command import options_of
 
 
 def application(argv: Sequence[str], **deployment: Any) -> Any:
@@ -32,14 +30,6 @@ def application(argv: Sequence[str], **deployment: Any) -> Any:
             check_health()
 
     return Replica.bind()  # type: ignore[attr-defined]
-
-
-def options_of(argv: Sequence[str]) -> ServeOptions:
-    """Return what the words after `serve` ask for. Raises ArgumentsError."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_serve(parser, None)
-    flags = parser.parse_args(serve_argv(argv, None))
-    return serve_options(flags, parser.parse_args([flags.artifact]))
 
 
 def _replica_app(argv: list[str]) -> Any:

@@ -6,8 +6,8 @@ from contextlib import asynccontextmanager
 from starlette.applications import Starlette
 
 from .app import create_app
+from .command import options_of
 from .link import EngineDeadError
-from .ray_serve import options_of
 from .service import Service, State
 
 _services: list[Service] = []

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -19,6 +18,7 @@ from .banner import banner, ready_lines
 from .bind import address_of
 from .child import EngineProcess
 from .link import EngineDeadError
+from .logs import log_figures, set_up_logging
 from .options import ServeOptions
 from .protocol import limited_protocol
 from .service import LOG, Service
@@ -27,7 +27,6 @@ LINGER_SECONDS = 2.0
 """how long a server whose engine has died still says so"""
 CLOSE_SECONDS = 2.0
 WATCHDOG_SECONDS = 5.0
-STATS_SECONDS = 10.0
 
 
 class _Uvicorn(uvicorn.Server):
@@ -46,7 +45,7 @@ def run(
     `started` is when the process began, in seconds of `time.perf_counter`.
     """
     flags = options.flags
-    _set_up_logging(flags.uvicorn_log_level)
+    set_up_logging(flags.uvicorn_log_level)
     url = address_of(listener, flags.host, flags.uds, bool(flags.ssl_certfile))
     for line in banner(options, url):
         LOG.info(line)
@@ -90,11 +89,13 @@ class Server:
             loop.add_signal_handler(number, self._signalled)
         http = _Uvicorn(self._config(service))
         serving = asyncio.create_task(http.serve(sockets=[self._listener]))
-        stats = asyncio.create_task(self._log_stats())
+        figures = asyncio.create_task(log_figures(service))
+        if self._options.flags.disable_log_stats:
+            figures.cancel()
         try:
             code = await self._live(service)
         finally:
-            stats.cancel()
+            figures.cancel()
             _watchdog(WATCHDOG_SECONDS)
             http.should_exit = True
             with contextlib.suppress(TimeoutError):
@@ -166,22 +167,6 @@ class Server:
             ssl_cert_reqs=flags.ssl_cert_reqs,
         )
 
-    async def _log_stats(self) -> None:
-        if self._options.flags.disable_log_stats:
-            return
-        before = 0
-        while True:
-            await asyncio.sleep(STATS_SECONDS)
-            meters, link = self._service.meters, self._service.link
-            tokens = meters.generated_tokens
-            if tokens != before and link is not None and link.facts is not None:
-                LOG.info(
-                    "%.1f tokens/s, %d running, %d waiting, cache %.1f%% in use",
-                    *((tokens - before) / STATS_SECONDS, link.load.running, link.load.waiting),
-                    100.0 * link.load.used_pages / max(1, link.facts.pages),
-                )
-            before = tokens
-
 
 async def _first_of(*futures: "asyncio.Future[Any]") -> None:
     await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -201,22 +186,3 @@ def _watchdog(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
-
-
-def _set_up_logging(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    number = logging.getLevelNamesMapping().get(level.upper(), logging.DEBUG)
-    for name in ("kernelgen.server", "uvicorn"):
-        logger = logging.getLogger(name)
-        logger.handlers[:], logger.propagate = [handler], False
-        logger.setLevel(number)
-    # It tells of its own start and end; ours are told already.
-    logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
-    logging.getLogger("uvicorn.access").addFilter(_is_of_interest)
-
-
-def _is_of_interest(record: logging.LogRecord) -> bool:
-    """Leave out what machines ask every few seconds."""
-    path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
-    return path not in ("/health", "/ping", "/metrics", "/load")
