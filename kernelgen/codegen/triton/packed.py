@@ -16,9 +16,12 @@ from kernelgen.planner.network import Region
 
 
 def packed_context(
-    region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout
+    region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout, steps: int = 1
 ) -> dict[str, Any]:
-    """What products of packed matrices need: a product's context, the format, where parts lie."""
+    """What products of packed matrices need: a product's context, the format, where parts lie.
+
+    `steps`: runs of 64 bytes that a warp of `sliced_packed` takes of each row before the next.
+    """
     kind = region.value(roles.groups[0].weights[0]).type.dtype
     assert isinstance(kind, WeightFormat)
     context = product_context(region, roles, how, args)
@@ -54,6 +57,7 @@ def format_context(kind: WeightFormat, k: int) -> dict[str, Any]:
         "zero": kind.zero,
         "factor": kind.row_factor,
         **_walk(kind),
+        "steps": steps,
         **_lanes(kind),
     }
 
