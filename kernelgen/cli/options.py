@@ -48,6 +48,8 @@ Invariant = Annotated[
 TablesFolder = Annotated[
     Path | None, typer.Option("--tables", metavar="FOLDER", help="Folder of tables. [shipped]")
 ]
+
+
 class CacheType(StrEnum):
     """`--kv-cache-dtype`: what keys and values are stored as."""
 

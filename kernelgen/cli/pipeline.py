@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kernelgen.archs.architecture import Architecture
 from kernelgen.archs.registry import find_architecture
-from kernelgen.cli.model import ModelSource
 from kernelgen.cli.cache_type import SCALE_TENSORS, ScaleNames, narrow_cache, scale_names
+from kernelgen.cli.model import ModelSource
 from kernelgen.cli.quantisation import formats_of, split_config
 from kernelgen.cli.tuned import refuse_untuned
 from kernelgen.codegen.families import catalogue
@@ -64,9 +64,11 @@ def lowered(
     ignored = (*architecture.ignored(spec), *formats.ignored)
     notes, graph, scalars = formats.notes, formats.graph, dict[str, ScaleNames]()
     if narrow_cache(cache, dtype, formats.cache):
-        graph, scalars = with_float8_cache(graph), scale_names(rules)
+        graph, scalars = with_float8_cache(graph), dict(scale_names(rules))
         ignored = (*ignored, SCALE_TENSORS)
         notes = (*notes, "keys and values are kept as fp8 (e4m3), layers with a window excepted")
+    elif formats.cache:
+        notes = (*notes, f"keys and values are asked as {formats.cache} and kept as {cache}")
     return Lowered(architecture, spec, graph, formats.matrices, ignored, notes, scalars)
 
 

@@ -37,8 +37,8 @@ from kernelgen.hw import parse_target
 from kernelgen.ir.codec import block_from_json
 from kernelgen.ir.graph import Block, Graph, Role
 from kernelgen.ir.types import Sizes
-from kernelgen.ops.registry import op_kinds
 from kernelgen.lower.float8_cache import SCALES
+from kernelgen.ops.registry import op_kinds
 from kernelgen.ops.step import DenseCache
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema, cache_schema
 from kernelgen.planner.family import Match
@@ -257,7 +257,8 @@ class Trial:
                 role = self.kernel.match.region.value(name).role
                 if role is Role.STATE:
                     kind = self.kernel.match.region.value(name).type.dtype
-                    return self.pool.tensor.view(getattr(torch, kind.numpy if kind == FLOAT8 else kind.torch))
+                    name = kind.numpy if kind == FLOAT8 else kind.torch  # kernels read bytes
+                    return self.pool.tensor.view(getattr(torch, name))
                 if role is Role.STEP:
                     return self.args.tensor
             return self.given[name].tensor

@@ -1,4 +1,4 @@
-"""Owns the product of up to 16 rows with packed matrices: codes stay in the registers they reach."""
+"""Owns the product of up to 16 rows with packed matrices: codes stay in the registers they hit."""
 
 from __future__ import annotations
 

@@ -81,13 +81,13 @@ def read_weight(fields: Fields) -> Weight:
 
 def _scalars(fields: Fields) -> tuple[tuple[str, ...], ...]:
     lists = fields.object("source").values.get("scalars")
-    good = isinstance(lists, list) and lists
+    found: list[tuple[str, ...]] = []
     for names in lists if isinstance(lists, list) else ():
-        good = good and isinstance(names, list) and names and all(isinstance(n, str) for n in names)
-    if not good:
+        texts = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+        found.append(tuple(texts) if isinstance(names, list) and len(texts) == len(names) else ())
+    if not found or not all(found):
         fields.wrong("source", "scalars must be lists of tensor names")
-        return ()
-    return tuple(tuple(names) for names in lists)
+    return tuple(found)
 
 
 def _part(fields: Fields) -> Part:
