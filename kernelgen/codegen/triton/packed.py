@@ -29,7 +29,7 @@ def packed_context(
         for group in section["groups"]:
             lies = row_sections(kind, group["n"], roles.k)
             group["packed"] = {"scale": lies.scale, "zero": lies.zero, "factor": lies.factor}
-    context["packed"] = format_context(kind, roles.k)
+    context["packed"] = format_context(kind, roles.k) | {"steps": steps}
     return context
 
 
@@ -57,7 +57,6 @@ def format_context(kind: WeightFormat, k: int) -> dict[str, Any]:
         "zero": kind.zero,
         "factor": kind.row_factor,
         **_walk(kind),
-        "steps": steps,
         **_lanes(kind),
     }
 
