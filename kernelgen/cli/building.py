@@ -35,6 +35,7 @@ from kernelgen.core.errors import UsageError
 from kernelgen.core.files import explain_os_errors, refuse_unwritable, staged_folder, write_tree
 from kernelgen.core.resources import tables_dir
 from kernelgen.hw import Device, parse_target
+from kernelgen.lower.float8_cache import without_scales
 from kernelgen.pack.bundle import MANIFEST, pack, package_name
 from kernelgen.report.tuning_text import phase_coverage
 from kernelgen.tables import Tables
@@ -104,6 +105,7 @@ def build_model(
     require_tuned: bool = False,
     online: Path | None = None,
     invariant: bool = False,
+    cache: str = "auto",
 ) -> BuildResult:
     """Everything from config to wheel. The build folder appears under `out` in one rename.
 
@@ -111,6 +113,7 @@ def build_model(
     without them those that ship. `require_tuned`: `CheckFailed`, before anything is compiled, where
     a GPU plan has a kernel that nobody has measured. `online`: a file that says which matrices are
     quantised when they are loaded. `invariant`: a token has the same bits in every batch.
+    `cache`: type of keys and values, see `lowered`.
     """
     started = time.perf_counter()
     folder = out / source.name
@@ -118,7 +121,7 @@ def build_model(
     _refuse_other_content(folder)
     refuse_unwritable(out / f"{source.name}.whl")
     build = _Build(
-        lowered(source, dtype, online),
+        lowered(source, dtype, online, cache),
         fusion,
         tuple(isas),
         Store(),
@@ -282,14 +285,22 @@ def _manifest(
         activation_dtype=dtype,
         toolchain={"c++": tools.version, "tvm_ffi": tools.tvm_ffi},
     )
-    rules = model.architecture.checkpoint(model.spec, model.graph)
+    rules = model.architecture.checkpoint(model.spec, without_scales(model.graph))
     tensors = [
         CheckpointTensor(t.name, t.shape, t.parameter, t.take)
         for t in rules
         if t.parameter not in model.matrices
     ]
-    ignored, matrices = model.ignored, model.matrices
-    return manifest(identity, model.spec, targets, tensors, ignored, matrices, model.told)
+    return manifest(
+        identity,
+        model.spec,
+        targets,
+        tensors,
+        model.ignored,
+        model.matrices,
+        config=model.told,
+        scalars=model.scalars,
+    )
 
 
 def _json(data: Any) -> bytes:

@@ -48,4 +48,29 @@ Invariant = Annotated[
 TablesFolder = Annotated[
     Path | None, typer.Option("--tables", metavar="FOLDER", help="Folder of tables. [shipped]")
 ]
+
+
+class CacheType(StrEnum):
+    """`--kv-cache-dtype`: what keys and values are stored as."""
+
+    AUTO = "auto"
+    FP8 = "fp8"
+    BFLOAT16 = "bfloat16"
+    FLOAT32 = "float32"
+
+
+KvCacheDtype = Annotated[
+    CacheType,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="What keys and values are stored as; auto: as the checkpoint announces it.",
+    ),
+]
+QuantizationConfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--quantization-config",
+        help="JSON file: which matrices are quantised when they are loaded, and how.",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

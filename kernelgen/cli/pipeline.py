@@ -9,6 +9,7 @@ from typing import Any
 
 from kernelgen.archs.architecture import Architecture
 from kernelgen.archs.registry import find_architecture
+from kernelgen.cli.cache_type import SCALE_TENSORS, ScaleNames, narrow_cache, scale_names
 from kernelgen.cli.model import ModelSource
 from kernelgen.cli.quantisation import formats_of, split_config
 from kernelgen.cli.tuned import refuse_untuned
@@ -18,6 +19,7 @@ from kernelgen.core.errors import ProblemList
 from kernelgen.formats.stored import StoredMatrix
 from kernelgen.hw import Device, parse_target
 from kernelgen.ir.graph import Graph
+from kernelgen.lower.float8_cache import with_float8_cache
 from kernelgen.planner.plan import Plan
 from kernelgen.planner.planner import DEFAULT_CONTEXT, Planner
 from kernelgen.spec.config import told_by
@@ -45,10 +47,18 @@ class Lowered:
     """what a person should know of the formats"""
     told: Mapping[str, Any] = field(default_factory=dict)
     """what was read of the config, by name"""
+    scalars: Mapping[str, ScaleNames] = field(default_factory=dict)
+    """checkpoint tensors that may hold the scales of a layer's keys and values, by parameter"""
 
 
-def lowered(source: ModelSource, dtype: str, online: Path | None = None) -> Lowered:
-    """Config → spec → graph, matrices in the formats of the checkpoint or of the file `online`."""
+def lowered(
+    source: ModelSource, dtype: str, online: Path | None = None, cache: str = "auto"
+) -> Lowered:
+    """Config → spec → graph, matrices in the formats of the checkpoint or of the file `online`.
+
+    `cache`: what keys and values are stored as: `fp8`, the type of activations (`bfloat16`,
+    `float32`), or `auto`: fp8 where the checkpoint announces it, else the activations' type.
+    """
     source, quantisation = split_config(source, online)
     architecture = find_architecture(source.config)
     spec = architecture.read(source.config)
@@ -57,8 +67,14 @@ def lowered(source: ModelSource, dtype: str, online: Path | None = None) -> Lowe
     formats = formats_of(source, quantisation, graph, rules, spec.stored)
     ignored = (*architecture.ignored(spec), *formats.ignored)
     told = told_by(architecture.read, source.config)
-    matrices, notes = formats.matrices, formats.notes
-    return Lowered(architecture, spec, formats.graph, matrices, ignored, notes, told)
+    notes, graph, scalars = formats.notes, formats.graph, dict[str, ScaleNames]()
+    if narrow_cache(cache, dtype, formats.cache):
+        graph, scalars = with_float8_cache(graph), dict(scale_names(rules))
+        ignored = (*ignored, SCALE_TENSORS)
+        notes = (*notes, "keys and values are kept as fp8 (e4m3), layers with a window excepted")
+    elif formats.cache:
+        notes = (*notes, f"keys and values are asked as {formats.cache} and kept as {cache}")
+    return Lowered(architecture, spec, graph, formats.matrices, ignored, notes, told, scalars)
 
 
 def plan_model(
@@ -73,14 +89,17 @@ def plan_model(
     tables: Tables | None = None,
     require_tuned: bool = False,
     invariant: bool = False,
+    online: Path | None = None,
+    cache: str = "auto",
 ) -> Plan:
     """The plan of one phase at one size; imports neither torch nor triton.
 
     `tables`: without them those that ship. `require_tuned`: `CheckFailed` for a plan with a
-    kernel that nobody has measured. `invariant`: the plan of a batch-invariant build.
+    kernel that nobody has measured. `invariant`: the plan of a batch-invariant build. `online`: a
+    file that says which matrices are quantised.
     """
     device = parse_target(target)
-    model = lowered(source, dtype)
+    model = lowered(source, dtype, online, cache)
     graph = model.graph
     problems = ProblemList("plan")
     if size > LARGEST_SIZE:

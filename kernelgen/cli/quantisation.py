@@ -44,6 +44,8 @@ class Formats:
     matrices: Mapping[str, StoredMatrix]
     ignored: tuple[str, ...]
     notes: tuple[str, ...]
+    cache: str = ""
+    """what the checkpoint announces of the cache, in its own words"""
 
 
 def split_config(source: ModelSource, online: Path | None) -> tuple[ModelSource, Quantisation]:
@@ -103,8 +105,8 @@ def formats_of(
     )
     matrices = {parameter[name]: matrix for name, matrix in found.matrices.items()} | found.parts
     kinds = {name: matrix.kind for name, matrix in matrices.items()}
-    ignored = _ignored(matrices, announcement)
-    return Formats(with_formats(graph, kinds), matrices, ignored, tuple(found.notes))
+    ignored, cache = _ignored(matrices, announcement), announcement.cache if announcement else ""
+    return Formats(with_formats(graph, kinds), matrices, ignored, tuple(found.notes), cache)
 
 
 def _with_part(held: Several | None, rule: TensorRule, shape: tuple[int, ...]) -> Several:

@@ -12,6 +12,7 @@ from kernelgen.cli.model import ModelSource, resolve
 from kernelgen.cli.pipeline import lowered
 from kernelgen.core.errors import UsageError
 from kernelgen.hw import parse_target
+from kernelgen.ir.graph import Graph
 from kernelgen.verify.checks import Report
 
 if TYPE_CHECKING:
@@ -136,23 +137,32 @@ def completed_cases(
     before it was quantised says nothing of it.
     """
     from kernelgen.ir.reformat import with_formats
+    from kernelgen.lower.float8_cache import with_float8_cache
     from kernelgen.verify.own_cases import own_cases, with_narrow_runs
     from kernelgen.verify.parameters import load_parameters
-    from kernelgen.verify.quantised import load_matrices, packed_matrices
+    from kernelgen.verify.quantised import cache_scales, load_matrices, load_scales, packed_matrices
 
     dtype, packed = built.manifest["activation_dtype"], packed_matrices(built.manifest)
-    if any(matrix.packing is None for matrix in packed.values()):
+    scaled = cache_scales(built.manifest)
+    if scaled or any(matrix.packing is None for matrix in packed.values()):
         recorded = None
     narrow = dtype == "bfloat16"
     if recorded is not None and (not narrow or all(case.narrow for case in recorded)):
         return recorded
-    wide = lowered(source, "float32")
+    wide = lowered(source, "float32", cache="float32")
     assert source.folder is not None, "asked only where there are weights"
     rules = wide.architecture.checkpoint(wide.spec, wide.graph)
     plain = [rule for rule in rules if rule.parameter not in packed]
     parameters = load_parameters(source.folder, plain) | load_matrices(source.folder, packed)
+    parameters |= load_scales(source.folder, scaled)
     kinds = {name: matrix.kind for name, matrix in packed.items()}
-    cases = recorded or own_cases(with_formats(wide.graph, kinds), parameters, wide.spec.vocab)
+
+    def as_built(graph: Graph) -> Graph:
+        graph = with_formats(graph, kinds)
+        return with_float8_cache(graph) if scaled else graph
+
+    cases = recorded or own_cases(as_built(wide.graph), parameters, wide.spec.vocab)
     if not narrow:
         return cases
-    return with_narrow_runs(cases, with_formats(lowered(source, dtype).graph, kinds), parameters)
+    small = lowered(source, dtype, cache=dtype)
+    return with_narrow_runs(cases, as_built(small.graph), parameters)

@@ -28,6 +28,8 @@ from kernelgen.spec.model import MlpSpec, ModelSpec, MoeSpec
 SCHEMA = 2
 ABI = 1
 _STORED = ["BF16", "F16", "F32"]
+Scalars = Mapping[str, Sequence[Sequence[str]]]
+"""parameter → for each of its numbers the tensors that may hold it, the first that is there wins"""
 
 
 @dataclass(frozen=True)
@@ -106,11 +108,13 @@ def manifest(
     ignored: Sequence[str],
     matrices: Mapping[str, StoredMatrix] = MappingProxyType({}),
     config: Mapping[str, Any] = MappingProxyType({}),
+    scalars: Scalars = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The manifest as JSON data, targets in the order given; equal inputs give equal data.
 
     `matrices`: those that are quantised, by parameter; `tensors` has the others. `config`: what of
     the checkpoint's config the model was read from, so that other weights are known by theirs.
+    `scalars`: what is a few numbers, by parameter, each a tensor that the checkpoint may have.
     """
     of_parameter = {t.parameter: t for t in tensors}
     return {
@@ -122,7 +126,9 @@ def manifest(
         "architecture": spec.architecture,
         "activation_dtype": identity.activation_dtype,
         "model": _semantics(spec),
-        "targets": [_target(target, of_parameter, matrices, spec.vocab) for target in targets],
+        "targets": [
+            _target(target, of_parameter, matrices, spec.vocab, scalars) for target in targets
+        ],
         "tensors": [
             *(
                 {"name": name, "shape": list(shape), "dtypes": _STORED}
@@ -246,6 +252,7 @@ def _weight(
     weight: BoundWeight,
     tensors: Mapping[str, CheckpointTensor],
     matrices: Mapping[str, StoredMatrix],
+    scalars: Scalars,
 ) -> dict[str, Any]:
     common: dict[str, Any] = {
         "name": weight.name,
@@ -262,6 +269,8 @@ def _weight(
             "positions": table.positions,
         }
         return {**common, "source": {"rope": rope}}
+    if weight.name in scalars:
+        return {**common, "source": {"scalars": [list(names) for names in scalars[weight.name]]}}
     if weight.format is not None:
         source = packed_source(matrices[weight.name])
         return {**common, "layout": weight.layout, "source": {"packed": source}}
@@ -288,6 +297,7 @@ def _target(
     tensors: Mapping[str, CheckpointTensor],
     matrices: Mapping[str, StoredMatrix],
     vocabulary: int,
+    scalars: Scalars,
 ) -> dict[str, Any]:
     return {
         "target": build.target,
@@ -295,7 +305,7 @@ def _target(
         "libraries": [
             {"isa": lib.isa, "path": lib.path, "measured": lib.measured} for lib in build.libraries
         ],
-        "weights": [_weight(w, tensors, matrices) for w in build.weights],
+        "weights": [_weight(w, tensors, matrices, scalars) for w in build.weights],
         "cache": _cache(build.cache),
         "args": _args(build.args),
         **({"rules": _rules(build.rules, vocabulary)} if build.rules else {}),

@@ -44,10 +44,11 @@ FLOAT16 = DType("float16", 16, True, "float16", "float16", "uint16_t", "F16")
 INT32 = DType("int32", 32, False, "int32", "int32", "int32_t", "I32")
 INT64 = DType("int64", 64, False, "int64", "int64", "int64_t", "I64")
 UINT8 = DType("uint8", 8, False, "uint8", "uint8", "uint8_t", "U8")
+FLOAT8 = DType("float8_e4m3", 8, True, "float8_e4m3fn", "uint8", "uint8_t", "F8_E4M3")
 BOOL = DType("bool", 8, False, "bool", "bool", "uint8_t", "BOOL")
 
 DTYPES: Mapping[str, DType] = MappingProxyType(
-    {d.name: d for d in (FLOAT32, BFLOAT16, FLOAT16, INT32, INT64, UINT8, BOOL)}
+    {d.name: d for d in (FLOAT32, BFLOAT16, FLOAT16, INT32, INT64, UINT8, FLOAT8, BOOL)}
 )
 
 _BY_SAFETENSORS = {d.safetensors: d for d in DTYPES.values()}

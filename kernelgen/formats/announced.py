@@ -7,8 +7,9 @@ from typing import Any
 
 from kernelgen.core.errors import UnsupportedError, quote
 from kernelgen.formats.announced_compressed import read_compressed
-from kernelgen.formats.announced_float import read_fp8, read_modelopt
+from kernelgen.formats.announced_float import read_fp8, read_modelopt, read_mxfp4
 from kernelgen.formats.announced_integer import read_auto_round, read_awq, read_gptq
+from kernelgen.formats.announced_quark import read_quark
 from kernelgen.formats.announcement import WHERE, Announcement
 
 SIDE_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
@@ -23,6 +24,8 @@ _READERS: Mapping[str, _Reader] = {
     "modelopt": read_modelopt,
     "modelopt_fp4": read_modelopt,
     "modelopt_mixed": read_modelopt,
+    "mxfp4": read_mxfp4,
+    "quark": read_quark,
 }
 
 

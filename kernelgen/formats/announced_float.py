@@ -31,6 +31,12 @@ def read_fp8(config: Mapping[str, Any], half: bool) -> Announcement:
     return Announcement("fp8", rules, not_converted(config))
 
 
+def read_mxfp4(config: Mapping[str, Any], half: bool) -> Announcement:
+    """gpt-oss and its like: all but what the list names; the header says where that is too much."""
+    rules = ((HEAD, None), (EVERY, Scheme("mxfp4", "nibbles_plain")))
+    return Announcement("mxfp4", rules, not_converted(config))
+
+
 _MODELOPT = {
     "FP8": Scheme("fp8_tensor", "float8"),
     "FP8_PER_CHANNEL_PER_TOKEN": Scheme("fp8_channel", "float8"),

@@ -95,9 +95,6 @@ def assign(
         found.notes.append(f"{plain_anyway} matrices are announced as quantised and stored plainly")
     if online is not None:
         _ask(online, modules, _products(modules, others, several, routers), several, found)
-    if announcement is not None and announcement.cache:
-        found.notes.append(f"keys and values are asked as {announcement.cache}: they stay as wide"
-                           " as activations")  # fmt: skip
     return found
 
 

@@ -8,8 +8,8 @@ from kernelgen.formats.format import WHOLE, WeightFormat
 
 PANEL = 32
 CHUNK = 32
-"""columns whose nibbles lie together in the rows layout, in four words: pair p of word w (its codes p
-and p + 4) are columns 8p + 2w and the next, so that one mask takes both to halves of a word"""
+"""columns whose nibbles lie together in the rows layout, in four words: pair p of word w (codes p
+and p + 4) is columns 8p + 2w and the next, so that one mask takes both to halves of a word"""
 SECTION = 256
 """bytes that the sections of the rows layout start at multiples of"""
 _FACTOR_BYTES = 4

@@ -18,13 +18,15 @@ class Attention(Op):
     Entry j is visible to position p iff `j ≤ p` and, with a window W, `p − j < W`. A sink of head h
     adds `exp(sink_h)` to the
     denominator: it takes no scale, no mask and has no value. Inputs: q `[T, heads, D]`, state,
-    rows, and sinks `[heads]` if any.
+    rows, sinks `[heads]` if any, and with `scaled` what keys and values of the cache are multiplied
+    with (`float32 [2]`).
     """
 
     scale: float
     window: int | None
     sinks: bool
     dtype: DType
+    scaled: bool = False
     kind: ClassVar[str] = "attention"
     traits: ClassVar[Trait] = Trait.ATTENTION | Trait.STATE_READ
 
@@ -34,8 +36,9 @@ class Attention(Op):
         heads, kv_heads = q.shape[1], state.shape[0]
         if not isinstance(heads, int) or not isinstance(kv_heads, int) or heads % kv_heads:
             raise ValueError(f"attention: {heads} heads do not divide over {kv_heads} kv heads")
-        if len(inputs) != 3 + self.sinks:
-            raise ValueError(f"attention: {3 + self.sinks} inputs expected, got {len(inputs)}")
+        wanted = 3 + self.sinks + self.scaled
+        if len(inputs) != wanted:
+            raise ValueError(f"attention: {wanted} inputs expected, got {len(inputs)}")
         return (Type(q.shape, self.dtype),)
 
     def visible(self, sizes: Sizes) -> int:
@@ -69,6 +72,7 @@ class Attention(Op):
         import torch
 
         q, state = inputs[0], inputs[1]
+        of_keys, of_values = inputs[3 + self.sinks] if self.scaled else (1.0, 1.0)
         out = torch.zeros_like(q)
         for t, (row, position) in enumerate(
             zip(step.request.tolist(), step.positions.tolist(), strict=True)
@@ -80,15 +84,16 @@ class Attention(Op):
             values = state.values[row][first : position + 1].to(q.dtype)
             group = q.shape[1] // keys.shape[1]
             keys, values = (z.repeat_interleave(group, dim=1) for z in (keys, values))
-            scores = torch.einsum("hd,nhd->hn", q[t], keys) * self.scale
+            scores = torch.einsum("hd,nhd->hn", q[t], keys) * (self.scale * of_keys)
             if self.sinks:
                 sink = inputs[3].to(q.dtype)[:, None]
                 weights = torch.softmax(torch.cat([scores, sink], dim=1), dim=1)[:, :-1]
             else:
                 weights = torch.softmax(scores, dim=1)
-            out[t] = torch.einsum("hn,nhd->hd", weights, values)
+            out[t] = torch.einsum("hn,nhd->hd", weights, values) * of_values
         return (out,)
 
     def attributes(self) -> str:
         """Scale, window and sinks."""
-        return f"scale={self.scale!r} window={self.window} sinks={self.sinks}"
+        scaled = " scaled" if self.scaled else ""
+        return f"scale={self.scale!r} window={self.window} sinks={self.sinks}{scaled}"

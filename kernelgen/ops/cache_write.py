@@ -15,15 +15,18 @@ class CacheWrite(Op):
     """State after keys `[T, kv_heads, D]` and values of the step's tokens have been stored;
     padding rows store nothing.
 
-    Inputs: state, keys, values, rows (`int32 [T]`: request row of each token).
+    Inputs: state, keys, values, rows (`int32 [T]`: request row of each token), and with `scaled`
+    the scales of keys and of values (`float32 [2]`): what is stored is divided by its scale, and
+    kept within ±448 and rounded where the state is float8.
     """
 
+    scaled: bool = False
     kind: ClassVar[str] = "cache_write"
     traits: ClassVar[Trait] = Trait.STATE_WRITE
 
     def infer(self, inputs: Sequence[Type]) -> tuple[Type, ...]:
         """The state's own type; raises ValueError when keys or values do not fit it."""
-        state, keys, values, _rows = inputs
+        state, keys, values = inputs[:3]
         if keys.shape[1:] != state.shape or values.shape[1:] != state.shape:
             raise ValueError(
                 f"cache_write: keys {keys}, values {values} do not fit the cache {state}"
@@ -45,7 +48,9 @@ class CacheWrite(Op):
 
     def reference(self, inputs: Sequence[Any], step: Any) -> tuple[Any, ...]:
         """A new dense cache with the rows stored at their positions."""
-        state, keys, values, _rows = inputs
+        state, keys, values = inputs[:3]
+        if self.scaled:
+            keys, values = (narrow(x / s) for x, s in zip((keys, values), inputs[4], strict=True))
         out = state.copy()
         for t, (row, position) in enumerate(
             zip(step.request.tolist(), step.positions.tolist(), strict=True)
@@ -54,3 +59,11 @@ class CacheWrite(Op):
                 out.keys[row][position] = keys[t]
                 out.values[row][position] = values[t]
         return (out,)
+
+
+def narrow(x: Any) -> Any:
+    """The nearest float8 (e4m3) numbers, in the precision of `x`; beyond ±448 the largest."""
+    import torch
+
+    # Twice rounded (float32 first) is what kernels do too.
+    return x.float().clamp(-448, 448).to(torch.float8_e4m3fn).to(x.dtype)

@@ -76,9 +76,12 @@ def _seen(op: Attention, inputs: Sequence[Bounded], row: int, mine: Any, positio
     q, q_error = inputs[0].value[mine], inputs[0].error[mine]
     group = q.shape[1] // inputs[1].value.keys[row].shape[1]
     value, error = inputs[1].value, inputs[1].error
+    by = inputs[3 + op.sinks].value if op.scaled else (1.0, 1.0)
     k, v, k_error, v_error = (
-        side[row][span].repeat_interleave(group, dim=1)
-        for side in (value.keys, value.values, error.keys, error.values)
+        side[row][span].repeat_interleave(group, dim=1) * scale
+        for side, scale in zip(
+            (value.keys, value.values, error.keys, error.values), (*by, *by), strict=True
+        )
     )
     at = torch.arange(span.start, span.stop)
     hidden = at[None, :] > positions[:, None]

@@ -56,6 +56,7 @@ from kernelgen.ops import (
     View,
     WeighExperts,
 )
+from kernelgen.ops.cache_write import narrow
 from kernelgen.ops.step import DenseCache, StepView
 from kernelgen.verify.attention_bounds import attention_error, weights_rounded
 from kernelgen.verify.bounded import (
@@ -121,7 +122,7 @@ def _elsewhere(
             found.append(_rounded_weights(*inputs))
         return sum(found) if found else None
     if arithmetic.narrow_weights and isinstance(op, Attention):
-        return weights_rounded(op, inputs, view, block.value[node.inputs[1]].type.dtype == BFLOAT16)
+        return weights_rounded(op, inputs, view, op.dtype == BFLOAT16)
     return None
 
 
@@ -175,8 +176,22 @@ def _rope(op: Rope, inputs: Sequence[Bounded], values: Sequence[Any], view: Step
 
 
 def _write(op: Op, inputs: Sequence[Bounded], values: Sequence[Any], view: StepView) -> Any:
-    state, keys, cached, rows = inputs
-    return op.reference([state.error, keys.error, cached.error, rows.value], view)
+    assert isinstance(op, CacheWrite)
+    state, keys, cached, rows = inputs[:4]
+    errors = keys.error, cached.error
+    if op.scaled:
+        scales = inputs[4].value
+        errors = tuple(_narrowed(x, s) for x, s in zip((keys, cached), scales, strict=True))
+    return CacheWrite().reference([state.error, *errors, rows.value], view)
+
+
+def _narrowed(x: Bounded, scale: Any) -> Any:
+    """How far off a stored float8 may be: rounding is monotone, so it lies between both ends."""
+    import torch
+
+    error = x.error / scale + 4 * U * (x.value / scale).abs()
+    low, middle, high = (narrow(x.value / scale + sign * error) for sign in (-1, 0, 1))
+    return torch.maximum(high - middle, middle - low)
 
 
 def _is_scaled(block: Block, name: str) -> bool:

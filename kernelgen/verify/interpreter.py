@@ -214,7 +214,7 @@ def _constant(interpreter: Any) -> Callable[..., Any]:
 
 
 def _hint(interpreter: Any) -> Callable[..., Any]:
-    """Assembly that only asks for lines of a cache: nothing happens. No other is known."""
+    """Assembly that only asks for lines of a cache (nothing happens), and products of pairs."""
     import numpy as np
     import triton.language as tl
 
@@ -227,9 +227,29 @@ def _hint(interpreter: Any) -> Callable[..., Any]:
         def get_result(self, number: int) -> Any:
             return interpreter.TensorHandle(self._data, tl.int32)
 
+    class Pair:
+        """Products of two bfloat16 a word, plus two: rounded once."""
+
+        def __init__(self, *words: Any) -> None:
+            def halves(shift: int) -> Any:
+                a, b, c = (
+                    _widened((w.astype(np.int32).view(np.uint32) >> shift).astype(np.uint16))
+                    for w in words
+                )
+                # float64 holds the product of two bfloat16, and all but far smaller sums.
+                exact = a.astype(np.float64) * b + c
+                return _rounded(exact.astype(np.float32)).astype(np.uint32) << shift
+
+            self._data = (halves(0) | halves(16)).view(np.int32)
+
+        def get_result(self, number: int) -> Any:
+            return interpreter.TensorHandle(self._data, tl.int32)
+
     def run(self: Any, text: str, constraints: str, values: Any, *unused: Any) -> Any:
+        if text.startswith("fma.rn.bf16x2 "):
+            return Pair(*(v.data for v in values))
         if not text.startswith("prefetch."):
-            raise ValueError(f"the interpreter knows no assembly but prefetch: {text}")
+            raise ValueError(f"the interpreter knows no assembly such as {text}")
         return Nothing(values[0].data)
 
     return run

@@ -12,6 +12,7 @@ import numpy as np
 from kernelgen.core.dtypes import dtype as dtype_named
 from kernelgen.formats import WeightFormat, element_type
 from kernelgen.ir.graph import Role
+from kernelgen.lower.float8_cache import SCALES
 from kernelgen.ops.step import DenseCache
 from kernelgen.verify.arguments import Ids, Tables, block_tables, token_ids
 from kernelgen.verify.built import Built, BuiltKernel, Operand
@@ -145,6 +146,8 @@ def _weight(built: Built, operand: Operand, made: Generator) -> Tensor:
     shape = operand.sizes(0, 0)
     random = torch.randn(shape, generator=made)
     plain = random / shape[-1] ** 0.5 if len(shape) > 1 else 0.75 + 0.5 * random
+    if operand.name.endswith(SCALES):
+        plain = plain.abs() + 0.25
     return plain.to(kind)
 
 

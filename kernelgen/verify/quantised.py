@@ -90,6 +90,28 @@ def _quantised(matrix: PackedMatrix, tensor: Any) -> Any:
     return torch.stack(made) if tensor.ndim == 3 else made[0]
 
 
+def cache_scales(manifest: Mapping[str, Any]) -> dict[str, list[list[str]]]:
+    """Parameter → for each of its numbers the tensors that may hold it: scales of an fp8 cache."""
+    return {
+        w["name"]: w["source"]["scalars"]
+        for w in manifest["weights"]
+        if isinstance(w["source"], dict) and "scalars" in w["source"]
+    }
+
+
+def load_scales(folder: Path, scales: Mapping[str, list[list[str]]]) -> dict[str, Any]:
+    """Parameter → its numbers, 1 where the checkpoint has none."""
+    import torch
+
+    wanted = {name for numbers in scales.values() for names in numbers for name in names}
+    stored = _read(folder, wanted)
+
+    def number(names: list[str]) -> float:
+        return next((float(stored[name]) for name in names if name in stored), 1.0)
+
+    return {p: torch.tensor([number(n) for n in numbers]) for p, numbers in scales.items()}
+
+
 def _widen(kind: WeightFormat, arrays: dict[str, Any], parts: Mapping[str, Any]) -> None:
     """Float32 scales may be stored in a narrower type."""
     if kind.scale.name == "float32":

@@ -16,6 +16,7 @@ from kernelgen.ir.graph import Block, BlockBuilder, Graph, Placement
 from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
 from kernelgen.lower.attention import attention
+from kernelgen.lower.float8_cache import with_float8_cache
 from kernelgen.lower.scope import STREAM, Numerics, Scope, rope_tables
 from kernelgen.ops.step import DenseCache
 from kernelgen.planner.caches import PAGE_TOKENS
@@ -48,6 +49,8 @@ class Shape:
     rope: int | None = None
     """rotated columns; all of them by default, 0 for none"""
     dtype: DType = field(default=BFLOAT16)
+    float8: bool = False
+    """of the cache"""
 
     @property
     def spec(self) -> AttentionSpec:
@@ -79,6 +82,7 @@ def layers(shape: Shape) -> Tiny:
     places = tuple(Placement(0, i) for i in range(_LAYERS))
     caches = tuple((i, kept) for i in range(_LAYERS))
     graph = Graph("attention", (block,), places, caches, tuple(tables.values()))
+    graph = with_float8_cache(graph) if shape.float8 else graph
     return Tiny(f"attention {shape}", graph, 1000, POSITIONS)
 
 
@@ -193,8 +197,8 @@ class AttentionTrial(Trial):
 
     def _widened(self, want: Bounded) -> Bounded:
         """The bound with the softmax weights rounded as the values are."""
-        state = next(v.type for v in self.block.values if v.role.value == "state")
-        if state.dtype != BFLOAT16:
+        anchor = next(n for n in self.kernel.match.region.nodes if n.op.has(Trait.ATTENTION))
+        if self.block.value[anchor.outputs[0]].type.dtype != BFLOAT16:
             return want
         return Bounded(want.value, want.error + _WEIGHT_ROUNDING * self._largest())
 

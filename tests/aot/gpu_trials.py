@@ -30,13 +30,14 @@ from kernelgen.codegen.manifest import sub_graph
 from kernelgen.codegen.step_args import ArgsLayout, args_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.codegen.triton.kernels import StepLayout
-from kernelgen.core.dtypes import DType
+from kernelgen.core.dtypes import FLOAT8, DType
 from kernelgen.formats import WeightFormat
 from kernelgen.formats.reference import dequantise
 from kernelgen.hw import parse_target
 from kernelgen.ir.codec import block_from_json
 from kernelgen.ir.graph import Block, Graph, Role
 from kernelgen.ir.types import Sizes
+from kernelgen.lower.float8_cache import SCALES
 from kernelgen.ops.registry import op_kinds
 from kernelgen.ops.step import DenseCache
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema, cache_schema
@@ -224,7 +225,7 @@ class Trial:
         table = next((t for t in self.model.graph.tables if t.name == name), None)
         if table is not None and value.role is Role.TABLE:
             made = table_tensor(table, kind)
-        elif shape[-1] == 1:
+        elif shape[-1] == 1 or name.endswith(SCALES):
             made = torch.empty(shape).uniform_(0.2, 2.0, generator=self.random).to(kind)
         else:
             scale = shape[-1] ** -0.5 if value.role is Role.WEIGHT and len(shape) > 1 else 1.0
@@ -255,8 +256,9 @@ class Trial:
             if name not in (SCRATCH, COUNTERS):
                 role = self.kernel.match.region.value(name).role
                 if role is Role.STATE:
-                    kind = self.kernel.match.region.value(name).type.dtype.torch
-                    return self.pool.tensor.view(getattr(torch, kind))
+                    kind = self.kernel.match.region.value(name).type.dtype
+                    name = kind.numpy if kind == FLOAT8 else kind.torch  # kernels read bytes
+                    return self.pool.tensor.view(getattr(torch, name))
                 if role is Role.STEP:
                     return self.args.tensor
             return self.given[name].tensor

@@ -29,6 +29,9 @@ SHAPES = (
     Shape(8, 1, 128, window=W, norm=False, rope=0),
     Shape(4, 2, 24, rope=16, dtype=FLOAT32),
     Shape(4, 2, 12),
+    Shape(4, 2, 64, float8=True),
+    Shape(3, 1, 24, sinks=True, float8=True),
+    Shape(2, 2, 32, dtype=FLOAT32, float8=True),
 )
 
 

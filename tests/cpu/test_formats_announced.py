@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from quantised_models import modules, tiny_config, write_model
 
+from kernelgen.archs.registry import architectures
 from kernelgen.cli.model import ModelSource
 from kernelgen.cli.pipeline import lowered
+from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.core.errors import KernelgenError
 from kernelgen.formats import weight_format
 from kernelgen.formats.announced import read_announcement
@@ -18,7 +20,8 @@ from kernelgen.formats.announcement import Scheme
 from kernelgen.formats.assign import Module, assign
 from kernelgen.formats.online import Products, read_online
 from kernelgen.formats.stored import stored_matrix
-from kernelgen.spec.config import ConfigFile
+from kernelgen.ir.reformat import router_weights
+from kernelgen.spec.config import ConfigFile, read_config
 
 KIMI = {
     "quant_method": "compressed-tensors",
@@ -51,6 +54,15 @@ DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
         "checkpoint_format": "gptq"}  # fmt: skip
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+GPT_OSS = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn",
+           "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}  # fmt: skip
+QUARK = {"quant_method": "quark", "exclude": ["lm_head", "*router*"],
+         "layer_quant_config": {"*self_attn*": {"weight": {"dtype": "fp8_e4m3",
+                                                           "qscheme": "per_channel"}},
+                                "*down_proj": {"weight": None}},
+         "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group",
+                                            "group_size": 32, "scale_format": "e8m0"}},
+         "kv_cache_quant_config": {"*k_proj": {"dtype": "fp8_e4m3"}}}  # fmt: skip
 ATTENTION, EXPERT = "model.layers.1.self_attn.q_proj", "model.layers.1.mlp.experts.3.up_proj"
 
 
@@ -79,6 +91,13 @@ def compressed(**weights: Any) -> dict[str, Any]:
         ({**GPTQ, "sym": False, "checkpoint_format": "gptq_v2"}, ATTENTION,
          Scheme("int4_g128_f16_zp", "gptq_v2")),
         (AWQ, ATTENTION, Scheme("int4_g128_f16_zp", "awq")),
+        (GPT_OSS, ATTENTION, None),
+        (GPT_OSS, "model.layers.0.mlp.router", None),
+        (GPT_OSS, "model.layers.0.mlp.experts", Scheme("mxfp4", "nibbles_plain")),
+        (QUARK, ATTENTION, Scheme("fp8_channel", "float8")),
+        (QUARK, "model.layers.3.mlp.up_proj", Scheme("mxfp4", "nibbles_plain")),
+        (QUARK, "model.layers.3.mlp.down_proj", None),
+        (QUARK, "model.layers.3.mlp.router.layer", None),
         (compressed(num_bits=8, type="float", strategy="channel"), ATTENTION,
          Scheme("fp8_channel", "float8")),
         (compressed(num_bits=8, type="float", strategy="block", block_structure=[128, 128]),
@@ -113,6 +132,10 @@ def test_announced(config: dict[str, Any], module: str, wanted: Scheme | None) -
          "actorder: is 'group'"),
         ({**KIMI, "ignore": ["re:(unclosed"]}, "pattern '.unclosed'"),
         ({**KIMI, "config_groups": {}}, "config_groups: is {}"),
+        ({"quant_method": "quark"}, "global_quant_config: names no format"),
+        ({**QUARK, "layer_quant_config": [1]}, "layer_quant_config: is .1. .allowed: an object"),
+        ({**QUARK, "global_quant_config": {"weight": {"dtype": "int3"}}}, "weight: is 'int3, None"),
+        ({**QUARK, "global_quant_config": 3}, "global_quant_config: is 3 .allowed: an object"),
     ],
 )  # fmt: skip
 def test_refused(config: dict[str, Any], told: str) -> None:
@@ -247,3 +270,15 @@ def test_side_files(name: str, data: dict[str, Any], tmp_path: Path) -> None:
 
     model = lowered(replace(source, folder=folder), "bfloat16")
     assert {m.kind.name for m in model.matrices.values()} == {scheme.format}
+
+
+def test_routers_are_found_in_the_graph() -> None:
+    found = [
+        (architecture, router_weights(architecture.lower(spec, BFLOAT16)))
+        for architecture in architectures().values()
+        for spec in (architecture.read(read_config(architecture.folder / "tiny.json")),)
+    ]
+    routed = {a.name: names for a, names in found if names}
+    assert routed, "an architecture with experts"
+    for names in routed.values():
+        assert all("router" in name or "gate" in name for name in names)

@@ -10,11 +10,14 @@ import typer
 from kernelgen.cli import console
 from kernelgen.cli.options import (
     Activations,
+    CacheType,
     Dtype,
     Fusion,
     Invariant,
     Json,
+    KvCacheDtype,
     Model,
+    QuantizationConfig,
     RequireTuned,
     Switch,
     TablesFolder,
@@ -38,13 +41,8 @@ def build(
     require_tuned: RequireTuned = False,
     batch_invariant: Invariant = False,
     tables: TablesFolder = None,
-    quantization_config: Annotated[
-        Path | None,
-        typer.Option(
-            "--quantization-config",
-            help="JSON file: which matrices are quantised when they are loaded, and how.",
-        ),
-    ] = None,
+    quantization_config: QuantizationConfig = None,
+    kv_cache_dtype: KvCacheDtype = CacheType.AUTO,
     json: Json = False,
 ) -> None:
     """Compile MODEL into one wheel and a readable build folder."""
@@ -82,6 +80,7 @@ def build(
             require_tuned=require_tuned,
             invariant=batch_invariant,
             online=quantization_config,
+            cache=kv_cache_dtype.value,
         )
     if json:
         console.result_json(done)

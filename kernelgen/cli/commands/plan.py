@@ -11,11 +11,14 @@ import typer
 from kernelgen.cli import console
 from kernelgen.cli.options import (
     Activations,
+    CacheType,
     Dtype,
     Fusion,
     Invariant,
     Json,
+    KvCacheDtype,
     Model,
+    QuantizationConfig,
     RequireTuned,
     Switch,
     TablesFolder,
@@ -52,6 +55,8 @@ def plan(
     require_tuned: RequireTuned = False,
     batch_invariant: Invariant = False,
     tables: TablesFolder = None,
+    quantization_config: QuantizationConfig = None,
+    kv_cache_dtype: KvCacheDtype = CacheType.AUTO,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every neighbouring pair: fused or not, and why.")
     ] = False,
@@ -93,6 +98,8 @@ def plan(
             tables=opened,
             require_tuned=require_tuned,
             invariant=batch_invariant,
+            online=quantization_config,
+            cache=kv_cache_dtype.value,
         ).to_json()
     if html is not None:
         from kernelgen.report.plan_html import plan_html

@@ -36,6 +36,7 @@ def attention_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, A
         "scale": cpp_float(op.scale),
         "state": cpp_name(region.base(state)),
         "sinks": cpp_name(region.base(roles.anchor.inputs[3])) if op.sinks else "",
+        "scales": cpp_name(region.base(roles.anchor.inputs[3 + op.sinks])) if op.scaled else "",
         "output": cpp_name(roles.anchor.outputs[0]),
         "query": head_row(region, roles.query, name, row, layouts),
         "insert": insert_context(region, roles.insert, roles.keys, layouts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from kernelgen.core.dtypes import BFLOAT16, FLOAT32, INT32, DType
+from kernelgen.core.dtypes import BFLOAT16, FLOAT8, FLOAT32, INT32, DType
 from kernelgen.formats import WeightFormat
 from kernelgen.ir.expr import Expr
 
@@ -19,7 +19,7 @@ _CALLS = {
     "max": "kg::larger",
     "min": "kg::smaller",
 }
-_TYPES = {FLOAT32: "float", BFLOAT16: "kg::bf16", INT32: "int32_t"}
+_TYPES = {FLOAT32: "float", BFLOAT16: "kg::bf16", FLOAT8: "kg::e4m3", INT32: "int32_t"}
 _KEYWORDS = frozenset(
     {"float", "int", "auto", "const", "static", "double", "t", "i", "h", "me", "step", "operand"}
 )

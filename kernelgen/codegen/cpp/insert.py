@@ -9,6 +9,7 @@ from kernelgen.codegen.cpp.expressions import cpp_name, cpp_type
 from kernelgen.codegen.cpp.places import Place
 from kernelgen.codegen.cpp.row_program import RowProgram
 from kernelgen.ir.graph import Node
+from kernelgen.ir.types import Type
 from kernelgen.planner.network import Region
 
 
@@ -17,16 +18,19 @@ def insert_context(
 ) -> dict[str, Any]:
     """What `cpp/insert.j2` needs; `keys` are the ops inside the kernel that keys and values
     depend on."""
-    state, key, value, _rows = insert.inputs
+    state, key, value, _rows, *scales = insert.inputs
     cache = region.value(state).type
+    row = Type(cache.shape, region.value(key).type.dtype if scales else cache.dtype)
     return {
         "cache": cpp_type(cache.dtype),
         "kv_heads": cache.shape[0],
         "dim": cache.row_width,
         "state": cpp_name(region.base(state)),
+        "row": cpp_type(row.dtype),
+        "scales": cpp_name(region.base(scales[0])) if scales else "",
         "fill": [
-            *head_row(region, keys, key, Place("key", cache), layouts),
-            *head_row(region, keys, value, Place("value", cache), layouts),
+            *head_row(region, keys, key, Place("key", row), layouts),
+            *head_row(region, keys, value, Place("value", row), layouts),
         ],
     }
 

@@ -198,7 +198,7 @@ class DecodeTile:
             cache_bytes=problem.bytes + 2 * self.partial_bytes(problem) * parts // self.splits,
             vector_ops=14.0 * pairs * padded + parts * problem.prep_ops,
             tensor_flops=4.0 * pairs * padded * next_power_of_two(problem.width),
-            tensor_dtype="bfloat16" if problem.cache_bits == 16 else "float32",
+            tensor_dtype="bfloat16" if problem.cache_bits <= 16 else "float32",
             tensor_share=0.3,
             bandwidth_share=_PAGES_SHARE,
         )

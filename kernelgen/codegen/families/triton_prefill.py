@@ -186,7 +186,7 @@ class PrefillTile:
             cache_bytes=walked * 2 * problem.width * problem.cache_bits // 8,
             vector_ops=6.0 * walked * self.rows,
             tensor_flops=4.0 * walked * self.rows * width,
-            tensor_dtype="bfloat16" if problem.cache_bits == 16 else "float32",
+            tensor_dtype="bfloat16" if problem.cache_bits <= 16 else "float32",
             tensor_share=self.share(problem, device),
             longest=longest,
         )

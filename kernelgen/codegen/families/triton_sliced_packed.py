@@ -1,10 +1,11 @@
-"""Owns the product of up to 16 rows with packed matrices: codes stay in the registers they reach."""
+"""Owns the product of up to 16 rows with packed matrices: codes stay in the registers they hit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 from kernelgen.codegen.families.triton_block import (
     WARP,
@@ -44,21 +45,22 @@ def padded_rows(rows: int) -> int:
 
 @dataclass(frozen=True)
 class SlicedPackedTile:
-    """A block computes `outputs` columns of all rows; each of its warps takes 64 bytes of every row
-    of codes in a step."""
+    """A block computes `outputs` columns of all rows; each of its warps takes `steps` × 64 bytes of
+    every row of codes at a time."""
 
     rows: int
     outputs: int
+    steps: int
     warps: int
 
     def depth(self, problem: Product) -> int:
         """Columns in a step of the whole block."""
-        return self.warps * _LANES_ALONG * _LANE_BYTES * 8 // problem.weight_bits
+        return self.warps * self.steps * _LANES_ALONG * _LANE_BYTES * 8 // problem.weight_bits
 
     def footprint(self, problem: Product) -> Footprint:
         """Registers: codes of a step and of the next, numbers of an eighth of them, rows, sums."""
         high, bands = self.outputs * problem.most_matrices // 8, self.rows // 8
-        codes, numbers, sums = 8 * high, 8 * high, self.outputs * self.rows / WARP
+        codes, numbers, sums = 8 * high * self.steps, 8 * high, self.outputs * self.rows / WARP
         rows = bands * (16 if problem.prep else 4)
         held = codes + numbers + rows + sums * problem.most_matrices
         shared = self.outputs * self.rows * self.warps * 4
@@ -115,9 +117,8 @@ class SlicedPackedTile:
 
 def space(rows: int) -> Iterator[SlicedPackedTile]:
     """All tiles for so many padded rows."""
-    for outputs in (16, 32, 64):
-        for warps in (4, 8, 2, 1, 16):
-            yield SlicedPackedTile(rows, outputs, warps)
+    for outputs, steps, warps in product((16, 32, 64), (1, 2), (4, 8, 2, 1)):
+        yield SlicedPackedTile(rows, outputs, steps, warps)
 
 
 @lru_cache(maxsize=4096)

@@ -19,7 +19,7 @@ from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, header, kernel_arguments
 from kernelgen.codegen.triton.order import in_order, late
 from kernelgen.codegen.triton.tile_program import TileProgram
-from kernelgen.core.dtypes import FLOAT32
+from kernelgen.core.dtypes import BFLOAT16, FLOAT8, FLOAT32, DType
 from kernelgen.ir.types import Sizes
 from kernelgen.ops import Attention
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
@@ -121,6 +121,7 @@ def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> d
     entry = region.value(state).type
     size, dim, wide = entry.dtype.bits // 8, query.row_width, next_power_of_two(query.row_width)
     heads, kv_heads = query.static_elements // dim, entry.static_elements // dim
+    product = op.dtype if entry.dtype == FLOAT8 else entry.dtype
     return {
         "page_tokens": PAGE_TOKENS,
         "page_elements": cache.page_bytes // size,
@@ -135,13 +136,27 @@ def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> d
         "line": min(_LINE_BYTES // size, wide),
         "scale_log2": repr(op.scale * math.log2(math.e)),
         "window": op.window or 0,
-        "cache": triton_type(entry.dtype),
+        "cache": triton_type(product),
         "cache_bytes": size,
-        "precision": _PRECISE if entry.dtype == FLOAT32 else "",
+        "precision": _PRECISE if product == FLOAT32 else "",
+        **_narrow(entry.dtype, product),
+        "scales": triton_name(region.base(roles.anchor.inputs[3 + op.sinks])) if op.scaled else "",
         "state": triton_name(region.base(state)),
         "sinks": triton_name(region.base(roles.anchor.inputs[3])) if op.sinks else "",
         "output": triton_name(roles.anchor.outputs[0]),
         "words": _words(args),
+    }
+
+
+def _narrow(cache: DType, product: DType) -> dict[str, Any]:
+    """Texts that an 8-bit cache adds: its scales, and what its numbers are multiplied as."""
+    float8 = cache == FLOAT8
+    return {
+        "float8": float8,
+        "scale": "of_keys" if float8 else "SCALE",
+        "of_keys": ", of_keys" if float8 else "",
+        "of_values": ", of_values" if float8 else "",
+        "widen": "" if product == BFLOAT16 else f".to({triton_type(product)})",
     }
 
 

@@ -6,7 +6,7 @@ import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from kernelgen.core.dtypes import BFLOAT16, FLOAT32, INT32, UINT8, DType
+from kernelgen.core.dtypes import BFLOAT16, FLOAT8, FLOAT32, INT32, UINT8, DType
 from kernelgen.formats import WeightFormat
 from kernelgen.ir.expr import Expr
 
@@ -22,12 +22,13 @@ _SPELLED: Mapping[str, Callable[..., str]] = {
     "max": lambda a, b: f"tl.maximum({a}, {b})",
     "min": lambda a, b: f"tl.minimum({a}, {b})",
 }
-_ELEMENTS = {FLOAT32: "fp32", BFLOAT16: "bf16", INT32: "i32", UINT8: "u8"}
+_ELEMENTS = {FLOAT32: "fp32", BFLOAT16: "bf16", INT32: "i32", UINT8: "u8", FLOAT8: "u8"}
 _TYPES = {FLOAT32: "tl.float32", BFLOAT16: "tl.bfloat16", INT32: "tl.int32"}
 
 
 def element_type(dtype: DType) -> str:
-    """The element in a compiler signature: `bf16` in `*bf16`. Packed matrices are bytes."""
+    """The element in a compiler signature: `bf16` in `*bf16`. Packed matrices are bytes, and so are
+    8-bit floats, which not every SM knows."""
     return "u8" if isinstance(dtype, WeightFormat) else _ELEMENTS[dtype]
 
 

@@ -203,7 +203,12 @@ def _gemv_packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
 def _sliced_packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     tile = SlicedPackedTile(**choice)
     grid = (_tiles(region, roles, tile.outputs), 1, 1)
-    constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "SLICES": tile.warps}
+    constants = {
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "SLICES": tile.warps,
+        "UNITS": tile.steps,
+    }
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
 
 
@@ -250,8 +255,8 @@ _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, 
     "gemv_packed": lambda region, roles, layout, _: packed_context(
         region, roles, GEMV, layout.args
     ),
-    "sliced_packed": lambda region, roles, layout, _: packed_context(
-        region, roles, FEW, layout.args
+    "sliced_packed": lambda region, roles, layout, choice: packed_context(
+        region, roles, FEW, layout.args, choice["steps"]
     ),
     "rows": lambda region, roles, layout, _: rows_context(region, layout.cache, layout.args),
 }

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 from kernelgen.codegen.families.roles import LinearRoles
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.product import Orientation, product_context
 from kernelgen.formats import WeightFormat
+from kernelgen.formats.codes import E2M1
 from kernelgen.formats.device import row_sections
 from kernelgen.formats.format import WHOLE
 from kernelgen.planner.network import Region
 
 
 def packed_context(
-    region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout
+    region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout, steps: int = 1
 ) -> dict[str, Any]:
-    """What products of packed matrices need: a product's context, the format, where parts lie."""
+    """What products of packed matrices need: a product's context, the format, where parts lie.
+
+    `steps`: runs of 64 bytes that a warp of `sliced_packed` takes of each row before the next.
+    """
     kind = region.value(roles.groups[0].weights[0]).type.dtype
     assert isinstance(kind, WeightFormat)
     context = product_context(region, roles, how, args)
@@ -24,7 +29,7 @@ def packed_context(
         for group in section["groups"]:
             lies = row_sections(kind, group["n"], roles.k)
             group["packed"] = {"scale": lies.scale, "zero": lies.zero, "factor": lies.factor}
-    context["packed"] = format_context(kind, roles.k)
+    context["packed"] = format_context(kind, roles.k) | {"steps": steps}
     return context
 
 
@@ -83,20 +88,35 @@ def _walk(kind: WeightFormat) -> dict[str, Any]:
 def _lanes(kind: WeightFormat) -> dict[str, Any]:
     """How `sliced_packed` makes numbers of codes and where scales meet them.
 
-    `deep`: the 64 bytes that a warp takes of a row have one scale, which waits for their sum.
-    `hold`: codes beside each other in K that a lane gives to a product, as the compiler wants it:
-    with another number registers would move. `lift`: what the bits of a code are less than it.
+    `deep`: the 64 bytes that a warp takes of a row have one scale, which waits for their sum;
+    `on_codes`: scales meet codes. `hold`: codes beside each other in K that a lane gives to a
+    product, as the compiler wants it: with another number registers would move. `lift`: what the
+    bits of a code are less than it; `left_over`: what is left of that for the sums, or the scale.
     """
     bits = kind.code.stored_bits
-    chunk = 128 // bits
+    chunk, whole = 128 // bits, kind.code.is_integer
+    deep = kind.group != WHOLE and kind.group % (4 * chunk) == 0
+    on_codes = kind.group != WHOLE and not deep
     lifts = {"e2m1": 2.0**126, "e4m3": 2.0**120}
+    left = {"e8m0": 2.0**6, "e4m3": 2.0**7}[kind.scale.name] if kind.code is E2M1 else 1.0
     parts = 2 if bits == 4 and kind.group == 16 else 1
     reads = [{"columns": [8 * p, 8 * p + 8], "pair": p, "part": p * parts // 4} for p in (0, 2)]
-    deep = kind.group != WHOLE and kind.group % (4 * chunk) == 0
     return {
         "chunk": chunk,
         "deep": deep,
+        "on_codes": on_codes,
         "hold": 4,
         "lift": lifts.get(kind.code.name, ""),
+        "left_over": 64.0 if whole else left,
+        "pair": _pair,
+        "nothing": _pair(-0.0),
+        "offset_pair": _pair(-(2.0 ** (bits - 1)) / 64),
         "reads": reads[: 8 // bits],
     }
+
+
+def _pair(value: float) -> str:
+    """Two equal bfloat16 as the int32 that holds them."""
+    (half,) = struct.unpack(">H", struct.pack(">f", value)[:2])
+    word = half << 16 | half
+    return str(word - (1 << 32) if word >> 31 else word)

@@ -26,6 +26,7 @@ def rows_context(region: Region, cache: CacheSchema, args: ArgsLayout) -> dict[s
     return {
         "sections": made,
         "count_word": COUNT_WORDS[sections[0].leading],
+        "float8": any(isinstance(n.op, CacheWrite) and n.op.scaled for n in region.nodes),
         "paged": bool(region.with_trait(Trait.STATE_WRITE)),
         "page_bytes": cache.page_bytes,
         "max_pages": args.max_pages,
@@ -83,11 +84,17 @@ def _store(program: TileProgram, node: Node) -> None:
 def _insert(program: TileProgram, node: Node) -> None:
     """Keys and values to their page: `[kv_heads][16 tokens][head_dim]`, keys before values."""
     region = program.region
-    state, keys, values, rows = node.inputs
+    state, keys, values, rows, *scales = node.inputs
     type_, dtype = region.value(keys).type, region.value(state).type.dtype
     heads, width = type_.shape[1], type_.row_width
     k, v = program.value(keys), program.value(values)
     cache = triton_name(region.base(state))
+    key, value = stored(k, dtype) if not scales else "", stored(v, dtype) if not scales else ""
+    if scales:
+        at = triton_name(region.base(scales[0]))
+        key, value = (
+            f"to_float8(tl.div_rn({x}, tl.load({at} + {i})))" for i, x in enumerate((k, v))
+        )
     assert isinstance(heads, int)
     program.lines += [
         f"request = tl.load({triton_name(rows)} + row, mask=live, other=-1)",
@@ -98,8 +105,8 @@ def _insert(program: TileProgram, node: Node) -> None:
         f"line = head * {PAGE_TOKENS} + position % {PAGE_TOKENS}",
         f"cell = {cache} + start + line * {width} + col",
         "kept = mine & (page > 0)",
-        f"tl.store(cell, {stored(k, dtype)}, mask=kept)",
-        f"tl.store(cell + {heads * PAGE_TOKENS * width}, {stored(v, dtype)}, mask=kept)",
+        f"tl.store(cell, {key}, mask=kept)",
+        f"tl.store(cell + {heads * PAGE_TOKENS * width}, {value}, mask=kept)",
     ]
 
 

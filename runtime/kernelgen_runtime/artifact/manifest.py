@@ -113,8 +113,8 @@ class Packed:
 
 @dataclass(frozen=True)
 class Weight:
-    """One buffer to bind: made of checkpoint `parts` in `layout`, a computed `rope` table, or a
-    `packed` matrix."""
+    """One buffer to bind: made of checkpoint `parts` in `layout`, a computed `rope` table, a
+    `packed` matrix, or `scalars`."""
 
     name: str
     dtype: str
@@ -126,6 +126,8 @@ class Weight:
     packed: Packed | None = None
     stack: int = 1
     """equal runs of rows, each of which is laid out by itself"""
+    scalars: tuple[tuple[str, ...], ...] = ()
+    """each the first of these tensors that the checkpoint has (one positive number), or 1"""
 
     @cached_property
     def matrix_shape(self) -> tuple[int, int]:
@@ -340,6 +342,8 @@ def laid_out_shape(weight: Weight) -> tuple[int, ...]:
         return packed_shape(weight.packed, weight.layout)
     if weight.rope is not None:
         return (weight.rope.positions, 2, len(weight.rope.inv_freq))
+    if weight.scalars:
+        return (len(weight.scalars),)
     rows, cols = weight.matrix_shape
     if weight.layout == "panel":
         panels, *rest = panel_shape(rows // weight.stack, cols, weight.dtype)

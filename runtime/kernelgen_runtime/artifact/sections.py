@@ -49,6 +49,7 @@ def read_weight(fields: Fields) -> Weight:
     layout, interleave, stack = "rows", 0, 1
     parts: tuple[Part, ...] = ()
     packed: Packed | None = None
+    scalars: tuple[tuple[str, ...], ...] = ()
     source = fields.values.get("source")
     if source != "checkpoint" and "stack" in fields.values:
         fields.wrong("stack", "is for plain weights of the checkpoint only")
@@ -65,13 +66,28 @@ def read_weight(fields: Fields) -> Weight:
         packed = _packed(fields.object("source").object("packed"))
         if dtype != "uint8":
             fields.wrong("dtype", "a packed matrix is uint8")
+    elif isinstance(source, dict) and "scalars" in source:
+        scalars = _scalars(fields)
+        if dtype != "float32":
+            fields.wrong("dtype", "scalars are float32")
     else:
         rope = _rope(fields.object("source").object("rope"))
         if dtype != "float32":
             fields.wrong("dtype", "a rope table is float32")
-    weight = Weight(name, dtype, shape, layout, parts, interleave, rope, packed, stack)
+    weight = Weight(name, dtype, shape, layout, parts, interleave, rope, packed, stack, scalars)
     _check_layout(fields, weight)
     return weight
+
+
+def _scalars(fields: Fields) -> tuple[tuple[str, ...], ...]:
+    lists = fields.object("source").values.get("scalars")
+    found: list[tuple[str, ...]] = []
+    for names in lists if isinstance(lists, list) else ():
+        texts = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+        found.append(tuple(texts) if isinstance(names, list) and len(texts) == len(names) else ())
+    if not found or not all(found):
+        fields.wrong("source", "scalars must be lists of tensor names")
+    return tuple(found)
 
 
 def _part(fields: Fields) -> Part:

@@ -33,7 +33,7 @@ def blocks(weight: Weight, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
 
     A block has about `block_bytes` as float32. A computed table has none.
     """
-    if weight.rope is not None:
+    if weight.rope is not None or weight.scalars:
         return
     cols = weight.parts[0].cols
     step = max(PANEL, block_bytes // (4 * cols) // PANEL * PANEL)

@@ -10,6 +10,7 @@ from ..buffers import DTYPES
 from .blocks import BLOCK_BYTES, PANEL, Block, Read, blocks
 from .checkpoint import TensorSource
 from .packed import fill_packed, packed_reads
+from .scalars import fill_scalars, scalar_reads
 
 
 def reads(
@@ -19,6 +20,7 @@ def reads(
     if weight.packed is not None:
         yield from (read for _, read in packed_reads(weight.packed, names, block_bytes))
         return
+    yield from (read for read in scalar_reads(weight, names) if read is not None)
     for block in blocks(weight, block_bytes):
         yield from block.reads
 
@@ -35,6 +37,9 @@ def fill(
         return
     if weight.packed is not None:
         fill_packed(weight, source, out, block_bytes)
+        return
+    if weight.scalars:
+        fill_scalars(weight, source, out)
         return
     matrix = out.view(weight.matrix_shape) if weight.layout == "rows" else None
     for block in blocks(weight, block_bytes):

@@ -15,6 +15,7 @@ from .quantise import Parts, needs_amax, quantise_rows
 UNIT = 128
 """rows of a block come in multiples of it: whole panels and whole blocks of scales"""
 _CHUNK = 32
+_LARGEST_E8M0 = 134
 _FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Elements of a word, from the lowest code up: even ones in the lower half.
 _WORD = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
@@ -84,6 +85,8 @@ def fill_packed(weight: Weight, source: TensorSource, out: torch.Tensor, block_b
             _write(weight, out, read.first, _block(packed, held, read.first, codes))
         else:
             held[part] = _companion(packed, part, rows, read.tensor)
+            if part == "scale" and weight.layout == "rows":
+                _check_largest(packed, held[part], read.tensor)
 
 
 def _fill_matrix(
@@ -159,6 +162,14 @@ def _decoded(scale: str, octets: torch.Tensor) -> torch.Tensor:
     if scale == "e4m3":
         return octets.view(torch.float8_e4m3fn).float()
     return torch.where(octets == 255, torch.nan, 1.0)
+
+
+def _check_largest(packed: Packed, scale: torch.Tensor, name: str) -> None:
+    """A GPU's kernels put what codes are less than their bits into the scale: it ends at 2^7."""
+    if packed.scale == "e8m0" and bool((scale > _LARGEST_E8M0).any()):
+        power = int(scale.max()) - 127
+        raise WeightsError(f"{shown(name)}: a scale is 2^{power}, which kernels of a GPU lack room "
+                           f"for; weights of that size are none")  # fmt: skip
 
 
 def _check_positive(values: torch.Tensor, name: str) -> None:

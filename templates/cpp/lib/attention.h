@@ -14,8 +14,16 @@
 #include <type_traits>
 
 #include "cache.h"
+#include "packed.h"
 
 namespace kg {
+
+// 16 numbers of an 8-bit cache. A NaN stays one.
+KG_INLINE F16 load(const e4m3* p) {
+  const I16 raw = load_bytes(reinterpret_cast<const uint8_t*>(p));
+  return select(equal(whole(raw & 0x7fu), splat(127.0f)), splat(__builtin_nanf("")), E4M3::value(raw));
+}
+
 namespace attention_detail {
 
 constexpr int GROUP = 4;      // query heads that `one` carries at a time
@@ -229,6 +237,13 @@ KG_INLINE void widen(const bf16* from, float* to) {
   }
 }
 
+// An 8-bit page as floats, in its own order.
+template <int X, int Y>
+KG_INLINE void widen(const e4m3* from, float* to) {
+  static_assert(X * Y % LANES == 0);
+  for (int i = 0; i < X * Y; i += LANES) store(to + i, load(from + i));
+}
+
 }  // namespace attention_detail
 
 // Kernel: attention of every token row of the batch over its request's cache, which must already
@@ -321,13 +336,13 @@ struct Attention {
     }
     for (int i = 0; i < tiles; ++i) __builtin_memset(tile[i].acc, 0, sizeof tile[i].acc);
 
-    alignas(64) float wide_k[sizeof(KV) == 2 && sizeof(Q) == 4 ? D * PAGE : 1];
-    alignas(64) float wide_v[sizeof(KV) == 2 ? D * PAGE : 1];
+    alignas(64) float wide_k[sizeof(KV) != 4 && sizeof(Q) == 4 ? D * PAGE : 1];
+    alignas(64) float wide_v[sizeof(KV) != 4 ? D * PAGE : 1];
     for (int p = first_key(tile[0].lowest) / PAGE; p <= tile[tiles - 1].highest / PAGE; ++p) {
       const int page = cache.page(r, p), token = p * PAGE;
       const KV* const k = cache.keys(page, kv);
       const KV* const v = cache.values(page, kv);
-      if constexpr (sizeof(KV) == 2) {
+      if constexpr (sizeof(KV) != 4) {
         if constexpr (sizeof(Q) == 4) attention_detail::widen<D, PAGE>(k, wide_k);
         attention_detail::widen<PAGE, D>(v, wide_v);
       }

@@ -83,4 +83,17 @@ void cache_write(const Worker& me, const Batch& batch, const Cache<T, KV_HEADS, 
   }
 }
 
+// The same where the cache is narrower than the rows: `fill` gives Row, of which the cache keeps what
+// is left of it once it is divided by its scale.
+template <class Row, class T, int KV_HEADS, int D, class Fill>
+void cache_write_scaled(const Worker& me, const Batch& batch, const Cache<T, KV_HEADS, D>& cache, const float* scales, const Fill& fill) {
+  const auto narrowed = [&](int t, int head, int position, T* key, T* value) {
+    Row wide_key[D], wide_value[D];
+    fill(t, head, position, wide_key, wide_value);
+    for (int d = 0; d < D; ++d) key[d] = from_float<T>(to_float(wide_key[d]) / scales[0]);
+    for (int d = 0; d < D; ++d) value[d] = from_float<T>(to_float(wide_value[d]) / scales[1]);
+  };
+  cache_write(me, batch, cache, narrowed);
+}
+
 }  // namespace kg

@@ -37,6 +37,10 @@ struct bf16 {  // storage only: arithmetic happens in float32 (numeric.h convert
   uint16_t bits;
 };
 
+struct e4m3 {  // storage of a cache: sign, four bits of exponent, three of mantissa; no infinity
+  uint8_t bits;
+};
+
 #if KG_AVX512
 
 struct F16 { __m512 v; };

@@ -23,6 +23,21 @@ template <> KG_INLINE bf16 from_float<bf16>(float x) {
   return {(uint16_t)((u & 0x7fffffffu) > 0x7f800000u ? (u >> 16) | 0x40u : rounded)};
 }
 
+KG_INLINE float to_float(e4m3 x) {
+  const uint32_t size = x.bits & 0x7fu;
+  if (size == 0x7fu) return __builtin_nanf("");
+  return float_of(((uint32_t)x.bits & 0x80u) << 24 | size << 20) * 0x1p120f;
+}
+
+// Beyond 448 the largest number: a cache saturates.
+template <> KG_INLINE e4m3 from_float<e4m3>(float x) {
+  const uint32_t u = bits_of(x), size = u & 0x7fffffffu, sign = u >> 24 & 0x80u;
+  if (size > 0x7f800000u) return {(uint8_t)(sign | 0x7fu)};
+  if (size >= 0x43e00000u) return {(uint8_t)(sign | 0x7eu)};
+  if (size < 0x3c800000u) return {(uint8_t)(sign | (bits_of(float_of(size) + 0x1p14f) - 0x46800000u))};  // multiples of 2^-9
+  return {(uint8_t)(sign | ((size + 0x7ffffu + (size >> 20 & 1u)) >> 20) - 0x3c0u)};
+}
+
 // The value of x once stored as T: what ends an op whose result has dtype T.
 template <class T> KG_INLINE float as(float x) { return to_float(from_float<T>(x)); }
 
