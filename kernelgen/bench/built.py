@@ -122,7 +122,7 @@ def _built(contents: Contents, manifest: Any, entry: Any) -> Built:
 
 
 def _layers(cache: Any) -> dict[int, LayerCache]:
-    groups = cache["groups"]
+    groups = [group for group in cache["groups"] if group["kind"] != "state"]
     places = max(len(group["layers"]) for group in groups)
     token_bytes = cache["page_bytes"] // places // PAGE_TOKENS
     return {

@@ -287,7 +287,7 @@ def _manifest(
     )
     rules = model.architecture.checkpoint(model.spec, without_scales(model.graph))
     tensors = [
-        CheckpointTensor(t.name, t.shape, t.parameter, t.take)
+        CheckpointTensor(t.name, t.shape, t.parameter, t.take, t.expert)
         for t in rules
         if t.parameter not in model.matrices
     ]

@@ -104,12 +104,15 @@ def _checked(
 
     checks = check_kernels(built, isas=isas, progress=progress)
     checks += check_following(built, None)
+    notes: tuple[str, ...] = ()
+    if built.left_out:
+        names = ", ".join(built.left_out)
+        notes = (f"not by themselves, only as parts of the model: {names}",)
     if source is None or source.folder is None or not any(source.folder.glob("*.safetensors")):
         where = "given" if source is None else "beside the config"
-        return checks, (f"the model itself was not run: there are no weights {where}",)
-    notes: tuple[str, ...] = ()
+        return checks, (*notes, f"the model itself was not run: there are no weights {where}")
     if recorded is None:
-        notes = (f"no {_RECORDED}: the model was checked against its ops' references",)
+        notes = (*notes, f"no {_RECORDED}: the model was checked against its ops' references")
     cases = completed_cases(source, built, recorded)
     model = ModelUnderTest(built, source.folder)
     return checks + check_model(model, cases, progress=progress), notes

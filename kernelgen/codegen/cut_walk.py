@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
@@ -60,6 +60,8 @@ class Walk:
             return
         elif op.has(Trait.SAMPLE):
             self.axes[cut[0]].root().gathered = True
+        elif op.has(Trait.SCAN):
+            self._scan(node)
         elif op.has(Trait.VIEW):
             self._view(node)
         elif op.has(Trait.POINTWISE):
@@ -117,7 +119,7 @@ class Walk:
         for name in node.inputs:
             wide = self._type(name).static_elements == size
             if wide and name not in self.axes and self.block.value[name].role is not Role.WEIGHT:
-                raise Refused(cut)
+                raise Refused(self._spoilers([name]) or cut)
         axis = cut[0]
         for other in cut[1:]:
             axis = joined(axis, other)
@@ -156,6 +158,51 @@ class Walk:
         for name in sinks:
             self.demands.append((name, COLUMN, queries))
         self.axes[node.outputs[0]] = queries
+
+    def _scan(self, node: Node) -> None:
+        """Every head, or every column where there are none, is on its own: rows and vectors of
+        all of them are cut alike."""
+        rows, others = [], []
+        for name in node.inputs:
+            value = self.block.value[name]
+            if name in self.axes:
+                rows.append(self.axes[name].root())
+            elif value.role in (Role.STREAM, Role.TEMP):
+                others.append(name)
+        if others:
+            raise Refused(self._spoilers(others) or rows)
+        out = self._type(node.outputs[0])
+        heads = out.static_elements // _head(out)
+        for axis in rows:
+            if axis.size % heads or axis.groups not in (None, heads):
+                raise Refused(rows)
+            axis.unit = lcm(axis.unit, axis.size // heads)
+            axis.groups = heads if len(out.shape) > 2 else None
+        for name in node.inputs:
+            if self.block.value[name].role is Role.WEIGHT:
+                length = self._type(name).shape[0]
+                alike = [a for a in rows if a.size == length]
+                if not alike:
+                    raise Refused(rows)
+                self.demands.append((name, COLUMN, alike[0]))
+        for axis in rows[1:]:
+            if axis.size == rows[0].size:
+                joined(rows[0], axis)
+        self.axes[node.outputs[0]] = next(a for a in rows if a.size == out.static_elements).root()
+
+    def _spoilers(self, names: Sequence[str]) -> list[Axis]:
+        """What keeps values whole that others of the same op are cut like: they are products that
+        sum over a narrow row which need not be cut itself."""
+        found = []
+        for name in names:
+            while name in self.block.producer:
+                node = self.block.nodes[self.block.producer[name]]
+                name = node.inputs[0]
+                if not node.op.has(Trait.VIEW | Trait.POINTWISE):
+                    if node.op.has(Trait.MATMUL) and name in self.axes:
+                        found.append(self.axes[name].root())
+                    break
+        return found
 
     def _type(self, name: str) -> Type:
         return self.block.value[name].type

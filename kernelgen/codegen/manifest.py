@@ -21,9 +21,16 @@ from kernelgen.formats.stored import StoredMatrix
 from kernelgen.ir.codec import block_to_json
 from kernelgen.ir.op import Trait
 from kernelgen.ir.subgraph import sub_block
-from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
+from kernelgen.planner.caches import PAGE_TOKENS, CacheGroup, CacheSchema
 from kernelgen.planner.plan import Kernel, Plan
-from kernelgen.spec.model import MlpSpec, ModelSpec, MoeSpec
+from kernelgen.spec.model import (
+    DeltaSpec,
+    LatentSpec,
+    MixerSpec,
+    MlpSpec,
+    ModelSpec,
+    MoeSpec,
+)
 
 SCHEMA = 2
 ABI = 1
@@ -41,6 +48,8 @@ class CheckpointTensor:
     parameter: str
     take: tuple[int, int, int] | None = None
     """(first, count, period): of each `period` rows `count` from `first` on; None: all"""
+    expert: int | None = None
+    """which matrix of the parameter's stack; None: the tensor holds all of it"""
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,9 @@ def manifest(
     the checkpoint's config the model was read from, so that other weights are known by theirs.
     `scalars`: what is a few numbers, by parameter, each a tensor that the checkpoint may have.
     """
-    of_parameter = {t.parameter: t for t in tensors}
+    of_parameter: dict[str, list[CheckpointTensor]] = {}
+    for tensor in tensors:
+        of_parameter.setdefault(tensor.parameter, []).append(tensor)
     return {
         "schema": SCHEMA,
         "abi": ABI,
@@ -220,14 +231,7 @@ def _semantics(spec: ModelSpec) -> dict[str, Any]:
         "logits_scaling": spec.logits_scaling,
         "kinds": [
             {
-                "heads": k.attention.heads,
-                "kv_heads": k.attention.kv_heads,
-                "head_dim": k.attention.head_dim,
-                "scale": k.attention.scale,
-                "window": k.attention.window,
-                "sinks": k.attention.sinks,
-                "qk_norm": k.attention.qk_norm,
-                "rope_theta": None if k.attention.rope is None else k.attention.rope.theta,
+                **_mixer(k.attention),
                 "intermediate": k.mlp.intermediate,
                 **_experts(k.mlp),
                 "norm_eps": k.norm_eps,
@@ -236,6 +240,26 @@ def _semantics(spec: ModelSpec) -> dict[str, Any]:
             for k in kinds
         ],
         "kind_of_layer": list(of_layer),
+    }
+
+
+def _mixer(mixer: MixerSpec) -> dict[str, Any]:
+    """What mixes the tokens of a layer."""
+    if isinstance(mixer, LatentSpec):
+        sizes = {"nope": mixer.nope, "beside": mixer.beside, "value_dim": mixer.value_dim}
+        return {"mixer": "latent", "heads": mixer.heads, "rank": mixer.rank, **sizes}
+    if isinstance(mixer, DeltaSpec):
+        sizes = {"head_dim": mixer.head_dim, "taps": mixer.taps}
+        return {"mixer": "delta", "heads": mixer.heads, **sizes}
+    return {
+        "heads": mixer.heads,
+        "kv_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim,
+        "scale": mixer.scale,
+        "window": mixer.window,
+        "sinks": mixer.sinks,
+        "qk_norm": mixer.qk_norm,
+        "rope_theta": None if mixer.rope is None else mixer.rope.theta,
     }
 
 
@@ -250,7 +274,7 @@ def _experts(mlp: MlpSpec | MoeSpec) -> dict[str, Any]:
 
 def _weight(
     weight: BoundWeight,
-    tensors: Mapping[str, CheckpointTensor],
+    tensors: Mapping[str, Sequence[CheckpointTensor]],
     matrices: Mapping[str, StoredMatrix],
     scalars: Scalars,
 ) -> dict[str, Any]:
@@ -274,13 +298,8 @@ def _weight(
     if weight.format is not None:
         source = packed_source(matrices[weight.name])
         return {**common, "layout": weight.layout, "source": {"packed": source}}
-    rows, cols = prod(weight.matrix[:-1]), weight.matrix[-1]
-    if len(weight.matrix) == 1:
-        rows, cols = cols, 1
-    tensor = tensors[weight.name]
-    part: dict[str, Any] = {"tensor": tensor.name, "rows": rows, "cols": cols}
-    if tensor.take is not None:
-        part["take"] = list(tensor.take)
+    held = sorted(tensors[weight.name], key=lambda t: t.expert or 0)
+    parts = [_part(tensor, weight.matrix) for tensor in held]
     stack = {"stack": weight.matrix[0]} if len(weight.matrix) == 3 else {}
     return {
         **common,
@@ -288,13 +307,24 @@ def _weight(
         "layout": weight.layout,
         "interleave": 0,
         **stack,
-        "parts": [part],
+        "parts": parts,
     }
+
+
+def _part(tensor: CheckpointTensor, matrix: tuple[int, ...]) -> dict[str, Any]:
+    """All of a matrix, or of a stack of them, or the one matrix that the tensor holds."""
+    rows, cols = prod(matrix[:-1]), matrix[-1]
+    if len(matrix) == 1:
+        rows, cols = cols, 1
+    if tensor.expert is not None:
+        rows //= matrix[0]
+    part: dict[str, Any] = {"tensor": tensor.name, "rows": rows, "cols": cols}
+    return part if tensor.take is None else part | {"take": list(tensor.take)}
 
 
 def _target(
     build: TargetBuild,
-    tensors: Mapping[str, CheckpointTensor],
+    tensors: Mapping[str, Sequence[CheckpointTensor]],
     matrices: Mapping[str, StoredMatrix],
     vocabulary: int,
     scalars: Scalars,
@@ -322,7 +352,7 @@ def _target(
             )
         ],
         "counters": build.counters,
-        "batch_invariant": build.plans[0].varying is not None,
+        "batch_invariant": bool(build.plans) and build.plans[0].varying is not None,
         "hashes": {
             "plans": digest_json([p.to_json() for p in build.plans]),
             "sources": {path: digest_json(text) for path, text in sorted(build.sources.items())},
@@ -332,19 +362,27 @@ def _target(
 
 
 def _cache(cache: CacheSchema) -> dict[str, Any]:
+    states = {"state_bytes": cache.state_bytes} if cache.state_bytes else {}
     return {
         "page_tokens": PAGE_TOKENS,
         "page_bytes": cache.page_bytes,
+        **states,
         "groups": [
             {
                 "name": g.name,
-                "kind": "full" if g.window is None else "window",
+                "kind": _kind(g),
                 "window": g.window,
                 "layers": list(g.layers),
             }
             for g in cache.groups
         ],
     }
+
+
+def _kind(group: CacheGroup) -> str:
+    if group.per_request:
+        return "state"
+    return "full" if group.window is None else "window"
 
 
 def _args(args: ArgsLayout) -> dict[str, Any]:

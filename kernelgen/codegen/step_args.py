@@ -8,6 +8,9 @@ from math import prod
 
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
 
+STATE_FIELDS = ("state_from", "state_to", "state_mark", "state_mark_at")
+"""by request row: pages of its states before and after the step, one kept on the way, and where"""
+
 
 @dataclass(frozen=True)
 class ArgsField:
@@ -46,7 +49,8 @@ def args_layout(
         ("row_slot", rows, "int32"),
         ("row_query_start", (max_rows + 1,), "int32"),
         ("row_seq_len", rows, "int32"),
-        *((f"block_table.{g.name}", (max_rows, pages), "int32") for g in cache.groups),
+        *((name, rows, "int32") for name in (STATE_FIELDS if cache.state_bytes else ())),
+        *((f"block_table.{g.name}", (max_rows, pages), "int32") for g in cache.token_groups),
         ("logit_token", rows, "int32"),
         ("logit_row", rows, "int32"),
         ("temperature", rows, "float32"),

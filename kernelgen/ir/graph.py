@@ -10,7 +10,7 @@ from functools import cached_property
 from kernelgen.core.dtypes import FLOAT32
 from kernelgen.ir.op import Op, Trait
 from kernelgen.ir.types import Type
-from kernelgen.spec.model import CacheSpec
+from kernelgen.spec.model import KeptSpec
 
 
 class Role(Enum):
@@ -83,6 +83,20 @@ class Block:
         """Values that leave the block."""
         return frozenset(value for _, value in self.results)
 
+    @cached_property
+    def kept(self) -> tuple[str, ...]:
+        """The states as they are when the block begins, in the order of their declaration."""
+        return tuple(
+            v.name for v in self.values if v.role is Role.STATE and v.name not in self.producer
+        )
+
+    def kept_as(self, state: str) -> int:
+        """The number among `kept` of the state that a value is a version of."""
+        while state in self.producer:
+            node = self.nodes[self.producer[state]]
+            state = next(n for n in node.inputs if self.value[n].role is Role.STATE)
+        return self.kept.index(state)
+
     def input_types(self, node: Node) -> tuple[Type, ...]:
         """Types of a node's inputs."""
         return tuple(self.value[name].type for name in node.inputs)
@@ -118,8 +132,9 @@ class Graph:
     name: str
     blocks: tuple[Block, ...]
     sequence: tuple[Placement, ...]
-    caches: tuple[tuple[int, CacheSpec], ...] = ()
-    """(layer, what it keeps) for every placed layer that has a state"""
+    caches: tuple[tuple[int, KeptSpec], ...] = ()
+    """(layer, what it keeps) for every state of a placed layer, those of one layer in the order in
+    which its block declares them"""
     tables: tuple[Table, ...] = ()
     """behind every value of role TABLE"""
 
@@ -155,6 +170,17 @@ class BlockBuilder:
         role = Role.STATE if op.has(Trait.STATE_WRITE) else Role.TEMP
         self._values[name] = Value(name, outputs[0], role)
         self._nodes.append(Node(name, op, tuple(inputs), (name,)))
+        return name
+
+    def scan(self, name: str, op: Op, *inputs: str) -> str:
+        """Add a node that leaves a state behind, `<name>.state`; its other output is returned."""
+        made, kept = op.infer([self._values[i].type for i in inputs])
+        after = f"{name}.state"
+        for out, type_, role in ((name, made, Role.TEMP), (after, kept, Role.STATE)):
+            if out in self._values:
+                raise ValueError(f"block {self.name}: two values are called {out}")
+            self._values[out] = Value(out, type_, role)
+        self._nodes.append(Node(name, op, tuple(inputs), (name, after)))
         return name
 
     def type_of(self, name: str) -> Type:

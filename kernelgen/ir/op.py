@@ -38,6 +38,14 @@ class Trait(Flag):
     EXPERT_SUM = auto()
     """the results of a row's experts become one row"""
 
+    SCAN = auto()
+    """tokens of a request one after the other, from a state that the op reads and leaves behind as
+    its last output"""
+    LATENT = auto()
+    """attention whose entries are one row for all heads"""
+    HEAD_PRODUCT = auto()
+    """a product of each head's row with a matrix of its own"""
+
     ROW_LOCAL = POINTWISE | ROW_REDUCE | ROW_MAP
     """everything that one row decides by itself"""
 

@@ -38,11 +38,12 @@ def graph_text(graph: Graph) -> str:
         parts.append(block_text(block, where))
     for table in graph.tables:
         parts.append(f"table {table.name}: {table.type}, scale {table.scale!r}")
-    by_cache: dict[str, list[int]] = {}
+    by_cache: dict[str, dict[int, None]] = {}
     for layer, cache in graph.caches:
-        window = "full" if cache.window is None else f"window {cache.window}"
-        text = f"{cache.dtype}[{cache.kv_heads}, {cache.head_dim}] {window}"
-        by_cache.setdefault(text, []).append(layer)
+        of = "full" if cache.window is None else f"window {cache.window}"
+        of = "each request" if cache.per_request else of
+        text = f"{cache.dtype}[{', '.join(map(str, cache.shape))}] {of}"
+        by_cache.setdefault(text, {})[layer] = None
     parts += [f"cache {text}: layers {_ranges(layers)}" for text, layers in by_cache.items()]
     return "\n\n".join(parts) + "\n"
 

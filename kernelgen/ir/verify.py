@@ -10,6 +10,7 @@ from kernelgen.ir.graph import Block, Graph, Node, Role, Value
 from kernelgen.ir.op import Trait
 from kernelgen.ir.parameters import parameters
 from kernelgen.ir.types import Type
+from kernelgen.spec.model import CacheSpec
 
 _NAME = re.compile(r"[a-z][a-z0-9_.]{0,95}")
 
@@ -97,7 +98,8 @@ def _typed(block: Block, node: Node, values: dict[str, Value], where: str) -> No
     if inferred != declared:
         raise GraphError(f"is {_types(declared)}, its op gives {_types(inferred)}", where=where)
     for name in node.outputs:
-        if (values[name].role is Role.STATE) != node.op.has(Trait.STATE_WRITE):
+        is_state = name == node.outputs[-1] if node.op.has(Trait.SCAN) else True
+        if (values[name].role is Role.STATE) != (node.op.has(Trait.STATE_WRITE) and is_state):
             raise GraphError(f"{name} is {values[name].role.value}", where=where)
 
 
@@ -111,7 +113,7 @@ def _threaded(node: Node, values: dict[str, Value], live: set[str], where: str) 
         raise GraphError(f"{node.op.kind} takes no state", where=where)
     if node.op.has(Trait.STATE_WRITE):
         live.difference_update(states)
-        live.update(node.outputs)
+        live.update(name for name in node.outputs if values[name].role is Role.STATE)
 
 
 def _types(types: tuple[Type, ...]) -> str:
@@ -149,18 +151,17 @@ def _verify_streams(graph: Graph) -> None:
 
 
 def _verify_caches(graph: Graph) -> None:
-    """Layers count up from 0; each one with a state has a cache of its type, the others none."""
+    """Layers count up from 0; each state of one has a cache of its type, in their order."""
     layers = [p.layer for p in graph.sequence if p.layer is not None]
     if layers != list(range(len(layers))):
         raise GraphError("layers are not placed in the order 0, 1, 2, …", where=graph.name)
-    caches = dict(graph.caches)
-    if len(caches) != len(graph.caches):
-        raise GraphError("a layer has two caches", where=graph.name)
+    caches: dict[int, list[Type]] = {}
+    for layer, kept in graph.caches:
+        caches.setdefault(layer, []).append(Type(kept.shape, kept.dtype))
     for placement in graph.sequence:
         block = graph.blocks[placement.block]
-        states = [v.type for v in block.values if v.role is Role.STATE and not _computed(v, block)]
-        cache = None if placement.layer is None else caches.pop(placement.layer, None)
-        expected = [] if cache is None else [Type((cache.kv_heads, cache.head_dim), cache.dtype)]
+        states = [block.value[name].type for name in block.kept]
+        expected = [] if placement.layer is None else caches.pop(placement.layer, [])
         if states != expected:
             raise GraphError(
                 f"has states ({_types(tuple(states))}), caches ({_types(tuple(expected))})",
@@ -176,7 +177,7 @@ def _verify_shared(graph: Graph) -> None:
     window."""
     caches = dict(graph.caches)
     for layer, cache in graph.caches:
-        if (owner := cache.kv_share_with) is None:
+        if not isinstance(cache, CacheSpec) or (owner := cache.kv_share_with) is None:
             continue
         if owner >= layer or owner not in caches:
             raise GraphError(

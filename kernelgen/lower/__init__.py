@@ -3,6 +3,7 @@
 from kernelgen.lower.attention import attention
 from kernelgen.lower.decoder import decoder_layer, lower_decoder
 from kernelgen.lower.linear import linear
+from kernelgen.lower.mixer import kept, mixer
 from kernelgen.lower.mlp import activation_expr, gated_mlp
 from kernelgen.lower.moe import mixture
 from kernelgen.lower.norm import rms_norm
@@ -17,8 +18,10 @@ __all__ = [
     "attention",
     "decoder_layer",
     "gated_mlp",
+    "kept",
     "linear",
     "lower_decoder",
+    "mixer",
     "mixture",
     "rms_norm",
 ]

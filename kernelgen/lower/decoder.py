@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kernelgen.core.dtypes import FLOAT32, DType
 from kernelgen.ir.expr import arg
 from kernelgen.ir.graph import Block, BlockBuilder, Graph, Placement
-from kernelgen.lower.attention import attention
+from kernelgen.lower.mixer import kept, mixer
 from kernelgen.lower.mlp import gated_mlp
 from kernelgen.lower.moe import mixture
 from kernelgen.lower.names import layer_names
@@ -15,17 +15,17 @@ from kernelgen.lower.norm import rms_norm
 from kernelgen.lower.residual import add_residual
 from kernelgen.lower.scope import STREAM, Numerics, Scope, rope_tables
 from kernelgen.ops import Embed, Linear, Pointwise, Sample, SelectRows
-from kernelgen.spec.model import CacheSpec, LayerSpec, ModelSpec, MoeSpec
+from kernelgen.spec.model import LayerSpec, ModelSpec, MoeSpec
 
 LayerBody = Callable[[Scope, LayerSpec, str], str]
 """Builds one layer: scope, layer, stream in; stream out."""
 
 
 def decoder_layer(scope: Scope, layer: LayerSpec, x: str) -> str:
-    """Pre-norm attention and MLP (or routed experts), each added to the stream."""
+    """Pre-norm mixer and MLP (or routed experts), each added to the stream."""
     multiplier = layer.residual_multiplier
     inner = rms_norm(scope, "attn_norm", x, layer.norm_eps)
-    mixed = attention(scope, "attn", inner, layer.attention, layer.norm_eps)
+    mixed = mixer(scope, "attn", inner, layer.attention, layer.norm_eps)
     x = add_residual(scope, "attn.residual", x, mixed, multiplier=multiplier)
     inner = rms_norm(scope, "mlp_norm", x, layer.norm_eps)
     if isinstance(layer.mlp, MoeSpec):
@@ -54,15 +54,12 @@ def lower_decoder(spec: ModelSpec, activation: DType, *, layer: LayerBody = deco
         bodies.append(inner.builder.build([(STREAM, result)]))
     blocks = (_embed(scope("embed"), spec), *bodies, _head(scope("head"), spec))
     layers = tuple(Placement(kind + 1, i) for i, kind in enumerate(of_layer))
-    caches = [
-        CacheSpec(a.kv_heads, a.head_dim, a.window, numerics.cache, a.kv_share_with)
-        for a in (kind.attention for kind in kinds)
-    ]
+    caches = [kept(k.attention, numerics) for k in kinds]
     return Graph(
         name=spec.architecture,
         blocks=blocks,
         sequence=(Placement(0, None), *layers, Placement(len(blocks) - 1, None)),
-        caches=tuple((i, caches[kind]) for i, kind in enumerate(of_layer)),
+        caches=tuple((i, one) for i, kind in enumerate(of_layer) for one in caches[kind]),
         tables=tuple(tables.values()),
     )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from kernelgen.spec.model import LayerSpec
+from kernelgen.spec.model import AttentionSpec, DeltaSpec, LatentSpec, LayerSpec
+
+_MIXERS: Mapping[type, str] = {AttentionSpec: "", LatentSpec: "_latent", DeltaSpec: "_delta"}
 
 
 def layer_names(kinds: Sequence[LayerSpec]) -> list[str]:
@@ -13,11 +15,14 @@ def layer_names(kinds: Sequence[LayerSpec]) -> list[str]:
 
     Only traits in which the layers differ are named; what is still equal gets a number.
     """
+    mixers = {type(k.attention) for k in kinds}
     windows = {k.attention.window is not None for k in kinds}
     ropes = {k.attention.rope is not None for k in kinds}
     names = []
     for kind in kinds:
         name = "layer"
+        if len(mixers) > 1:
+            name += _MIXERS[type(kind.attention)]
         if len(windows) > 1:
             name += "_window" if kind.attention.window is not None else "_full"
         if len(ropes) > 1 and kind.attention.rope is None:

@@ -98,10 +98,23 @@ class Scope:
         type_ = Type((width,), self.numerics.vector)
         return self.builder.declare(name, type_, Role.WEIGHT)
 
+    def exact(self, name: str, *shape: int) -> str:
+        """A weight of any shape that is never rounded: float32, whatever matrices are."""
+        return self.builder.declare(name, Type(shape, self.numerics.vector), Role.WEIGHT)
+
     def cache(self, kv_heads: int, head_dim: int) -> str:
         """The layer's keys and values, called `kv`."""
         type_ = Type((kv_heads, head_dim), self.numerics.cache)
         return self.builder.declare("kv", type_, Role.STATE)
+
+    def latent_cache(self, width: int) -> str:
+        """The layer's latent rows, called `latents`."""
+        type_ = Type((width,), self.numerics.cache)
+        return self.builder.declare("latents", type_, Role.STATE)
+
+    def state(self, name: str, *shape: int, dtype: DType = FLOAT32) -> str:
+        """What a scan of the layer carries from step to step."""
+        return self.builder.declare(name, Type(shape, dtype), Role.STATE)
 
     def rope(self, spec: RopeSpec) -> str:
         """The table of a rotary embedding, `float32 [positions, 2, dim / 2]`."""

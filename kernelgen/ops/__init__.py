@@ -3,8 +3,12 @@
 from kernelgen.ops.attention import Attention
 from kernelgen.ops.cache_write import CacheWrite
 from kernelgen.ops.choose_experts import ChooseExperts
+from kernelgen.ops.delta_scan import DeltaScan
 from kernelgen.ops.embed import Embed
 from kernelgen.ops.expert_linear import ExpertLinear
+from kernelgen.ops.head_linear import HeadLinear
+from kernelgen.ops.latent_attention import LatentAttention
+from kernelgen.ops.latent_write import LatentWrite
 from kernelgen.ops.linear import Linear
 from kernelgen.ops.map_experts import MapExperts
 from kernelgen.ops.pointwise import Pointwise
@@ -12,6 +16,7 @@ from kernelgen.ops.reduce import RowReduce
 from kernelgen.ops.rope import Rope
 from kernelgen.ops.sample import Sample
 from kernelgen.ops.select import SelectRows
+from kernelgen.ops.short_conv import ShortConv
 from kernelgen.ops.sum_experts import SumExperts
 from kernelgen.ops.view import View
 from kernelgen.ops.weigh_experts import WeighExperts
@@ -20,8 +25,12 @@ __all__ = [
     "Attention",
     "CacheWrite",
     "ChooseExperts",
+    "DeltaScan",
     "Embed",
     "ExpertLinear",
+    "HeadLinear",
+    "LatentAttention",
+    "LatentWrite",
     "Linear",
     "MapExperts",
     "Pointwise",
@@ -29,6 +38,7 @@ __all__ = [
     "RowReduce",
     "Sample",
     "SelectRows",
+    "ShortConv",
     "SumExperts",
     "View",
     "WeighExperts",

@@ -13,7 +13,6 @@ Found = tuple[str, tuple[int, ...], Box, tuple[int, ...], str]
 
 def plain_slices(
     parts: Sequence[Mapping[str, Any]],
-    shapes: Mapping[str, tuple[int, ...]],
     stack: int,
     n: int,
     box: tuple[Range, Range, Range],
@@ -25,7 +24,7 @@ def plain_slices(
     begun = 0  # rows of the parts before
     for part in parts:
         first, count, period = part.get("take") or (0, part["rows"], part["rows"])
-        tensor, held = part["tensor"], shapes.get(part["tensor"], ())
+        tensor = part["tensor"]
         if stack > 1:
             number, many = begun // n, part["rows"] // n
             if part.get("take") is None:
@@ -45,8 +44,8 @@ def plain_slices(
             if lines is not None:
                 taken = (first + lines[0] - begun, first + lines[1] - begun)
                 begin = lines[0] - rows[0]
-                if len(held) == 1:
-                    yield tensor, held, (taken,), (begin,), ""
+                if part["cols"] == 1:  # a vector, whatever axes of one its tensor has
+                    yield tensor, (period,), (taken,), (begin,), ""
                 else:
                     yield tensor, (period, part["cols"]), (taken, columns), (begin, 0), ""
         begun += part["rows"]

@@ -114,8 +114,8 @@ def _of_rank(
     if what.packed is not None:
         found = packed_slices(what.packed, shapes, rows, columns)
     else:
-        found = plain_slices(what.parts, shapes, what.stack, what.n, (experts, rows, columns))
-    is_vector = bool(what.parts) and len(shapes[what.parts[0]["tensor"]]) == 1
+        found = plain_slices(what.parts, what.stack, what.n, (experts, rows, columns))
+    is_vector = bool(what.parts) and what.parts[0]["cols"] == 1
     matrix = (rows,) if is_vector else (rows, columns)
     box = (experts, *matrix) if what.stack > 1 else matrix
     kind = "whole" if what.cut is None else str(what.cut["kind"])

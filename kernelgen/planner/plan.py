@@ -30,6 +30,8 @@ class Operand:
     name: str
     offset_bytes: int = 0
     layer: int | None = None
+    number: int = 0
+    """which of the layer's states"""
 
     def at(self, layer: int | None) -> Operand:
         """The operand of a block where the block is placed: parameters get the layer's name, states

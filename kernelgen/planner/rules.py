@@ -17,7 +17,8 @@ class Rule:
     text: str
 
 
-_ANCHOR = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE | Trait.ROUTE | Trait.EXPERTS
+_APART = Trait.SCAN | Trait.LATENT | Trait.HEAD_PRODUCT
+_ANCHOR = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE | Trait.ROUTE | Trait.EXPERTS | _APART
 
 RULES = (
     Rule("horizontal", Trait.MATMUL, Trait.MATMUL, "projections of one input read it once"),

@@ -80,7 +80,7 @@ def _operand(name: str, now: int, region: Region, bound: Mapping[str, str]) -> O
         return Operand("bound", bound[name])
     role = region.value(name).role
     if role is Role.STATE:
-        return Operand("state", "cache")
+        return Operand("state", "cache", number=region.network.block.kept_as(name))
     kinds = {Role.WEIGHT: "weight", Role.TABLE: "table", Role.STEP: "step"}
     return Operand(kinds.get(role, "buffer"), name)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
+from typing import ClassVar
 
 from kernelgen.core.dtypes import DType
 from kernelgen.spec.experts import RouterSpec
@@ -42,6 +44,57 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
+class LatentSpec:
+    """Attention over one latent row a token, from which the keys and values of all heads come.
+
+    A head's key is `nope` columns made from the latent beside `beside` columns that all heads
+    share; positions are not encoded.
+    """
+
+    heads: int
+    rank: int
+    """columns of the latent"""
+    nope: int
+    beside: int
+    value_dim: int
+    norm_eps: float
+    """of the norms of latents"""
+    query_rank: int | None = None
+    """columns of the latent that queries come from; None: they come from the row itself"""
+    gate: bool = False
+    """the result is weighted by the sigmoid of a projection of the row"""
+    window: ClassVar[int | None] = None
+    rope: ClassVar[RopeSpec | None] = None
+
+    @property
+    def scale(self) -> float:
+        """Factor of q·k before the softmax."""
+        return 1.0 / math.sqrt(self.nope + self.beside)
+
+
+@dataclass(frozen=True)
+class DeltaSpec:
+    """The gated delta rule with a short convolution before it and a gated norm behind it."""
+
+    heads: int
+    head_dim: int
+    taps: int
+    """rows that the convolution mixes, the token's own included"""
+    decay_rank: int
+    """columns between the two matrices of the decay"""
+    gate_rank: int | None
+    """the same of the output gate; None: it is one matrix"""
+    bound: float | None = None
+    """the lowest logarithm of a decay; None: there is none, and a softplus in its place"""
+    window: ClassVar[int | None] = None
+    rope: ClassVar[RopeSpec | None] = None
+
+
+MixerSpec = AttentionSpec | LatentSpec | DeltaSpec
+"""how a layer mixes tokens"""
+
+
+@dataclass(frozen=True)
 class MlpSpec:
     """Gated MLP: `down(act(gate(x)) · up(x))`."""
 
@@ -72,7 +125,7 @@ class MoeSpec:
 class LayerSpec:
     """One decoder layer; equal layers are lowered, planned and compiled once."""
 
-    attention: AttentionSpec
+    attention: MixerSpec
     mlp: MlpSpec | MoeSpec
     norm_eps: float
     residual_multiplier: float = 1.0
@@ -88,6 +141,58 @@ class CacheSpec:
     dtype: DType
     kv_share_with: int | None = None
     """the layer that keeps them"""
+    per_request: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the keys of one token; the values have the same."""
+        return (self.kv_heads, self.head_dim)
+
+    @property
+    def elements(self) -> int:
+        """Of one token."""
+        return 2 * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class LatentCacheSpec:
+    """The one row that a layer keeps of each token, key and value of all heads."""
+
+    width: int
+    dtype: DType
+    window: ClassVar[int | None] = None
+    kv_share_with: ClassVar[int | None] = None
+    per_request: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one token."""
+        return (self.width,)
+
+    @property
+    def elements(self) -> int:
+        """Of one token."""
+        return self.width
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """What a scan of one layer carries from step to step: one tensor a request, however long."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    window: ClassVar[int | None] = None
+    kv_share_with: ClassVar[int | None] = None
+    per_request: ClassVar[bool] = True
+
+    @property
+    def elements(self) -> int:
+        """Of one request."""
+        return math.prod(self.shape)
+
+
+KeptSpec = CacheSpec | LatentCacheSpec | StateSpec
+"""what a layer keeps between steps"""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Graph
 from kernelgen.planner.caches import CacheSchema
+from kernelgen.spec.model import CacheSpec
 from kernelgen.tune.bundle import (
     CacheGroupFacts,
     DeviceFacts,
@@ -32,8 +33,9 @@ def device_facts(device: Device) -> DeviceFacts:
 
 
 def model_facts(graph: Graph, cache: CacheSchema, args: ArgsLayout, vocabulary: int) -> ModelFacts:
-    """What the kernels of a model have compiled in, as data."""
-    spec = dict(graph.caches)
+    """What the kernels of a model have compiled in, as data; layers are those with keys and
+    values."""
+    spec = {layer: kept for layer, kept in graph.caches if isinstance(kept, CacheSpec)}
     return ModelFacts(
         name=graph.name,
         vocabulary=vocabulary,
@@ -49,6 +51,7 @@ def model_facts(graph: Graph, cache: CacheSchema, args: ArgsLayout, vocabulary: 
                 spec[layer].dtype.name,
             )
             for layer, place in sorted(cache.places.items())
+            if layer in spec
         ),
         args_words=args.words,
         max_rows=args.max_rows,

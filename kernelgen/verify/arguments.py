@@ -38,6 +38,7 @@ def block_tables(
 
     A window group has released each page whose tokens all lie below what the next token reads.
     """
+    groups = [g for g in groups if not g.per_request]
     wanted = [
         [range(_first_page(r.history, g.window), -(-r.length // PAGE_TOKENS)) for g in groups]
         for r in scenario.requests
@@ -115,6 +116,10 @@ def write_args(
             fields["min_p"][i], fields["rules"][i] = request.sampling.min_p, 0
         low, high = request.sampling.seed & 0xFFFFFFFF, request.sampling.seed >> 32
         fields["seed"][i] = np.array([low, high & 0xFFFFFFFF], np.uint32).view(np.int32)
+    for name in ("state_from", "state_to", "state_mark", "state_mark_at"):
+        if name in fields:  # a page for each request row, none of them the null page
+            used = name in ("state_from", "state_to")
+            fields[name][:requests] = np.arange(1, requests + 1) if used else 0
     for name, entries in tables.entries.items():
         table = fields[f"block_table.{name}"]
         table[:requests] = 0

@@ -13,6 +13,7 @@ from kernelgen.core.errors import UsageError
 from kernelgen.core.jsonio import dumps, load_file
 from kernelgen.ir.codec import block_from_json
 from kernelgen.ir.graph import Block, Role, Table
+from kernelgen.ir.op import Trait
 from kernelgen.ops.registry import op_kinds
 
 CPU = "cpu"
@@ -48,6 +49,7 @@ class Group:
     name: str
     window: int | None
     layers: tuple[int, ...]
+    per_request: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,14 @@ class BuiltKernel:
     def has_cache(self) -> bool:
         """Whether it is given a layer's cache."""
         return any(o.role == "cache" for o in self.operands)
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether a checker can make what it reads: what it is given of a layer is keys and values,
+        or nothing."""
+        if any(node.op.has(Trait.SCAN | Trait.LATENT) for node in self.block.nodes):
+            return False
+        return all(len(v.type.shape) == 2 for v in self.block.values if v.role is Role.STATE)
 
     @cached_property
     def outputs(self) -> tuple[Operand, ...]:
@@ -112,12 +122,19 @@ class Built:
     def groups(self) -> tuple[Group, ...]:
         """The cache groups in the order of the manifest."""
         found = self.manifest["cache"]["groups"]
-        return tuple(Group(g["name"], g["window"], tuple(g["layers"])) for g in found)
+        return tuple(
+            Group(g["name"], g["window"], tuple(g["layers"]), g["kind"] == "state") for g in found
+        )
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
         """Layers that keep a cache; the library numbers them in this order."""
         return tuple(sorted(layer for g in self.groups for layer in g.layers))
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """Kernels that only whole steps check."""
+        return tuple(k.name for k in self.kernels if not k.stands_alone)
 
     @cached_property
     def tables(self) -> Mapping[str, Table]:

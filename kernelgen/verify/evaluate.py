@@ -9,7 +9,8 @@ from typing import Any
 from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.core.errors import UsageError
 from kernelgen.ir.graph import Block, Graph, Role, Table, Value
-from kernelgen.ops.step import DenseCache, StepView
+from kernelgen.ops.step import DenseCache, DenseRows, DenseState, Kept, StepView
+from kernelgen.spec.model import CacheSpec, KeptSpec, StateSpec
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,20 @@ def table_tensor(table: Table, dtype: Any) -> Any:
     return (torch.stack([angles.cos(), angles.sin()], dim=1) * table.scale).to(dtype)
 
 
+def _empty(spec: KeptSpec, requests: int, capacity: int, dtype: Any) -> Kept:
+    """What `requests` requests keep before their first token."""
+    import torch
+
+    def zeros(*shape: int) -> list[Any]:
+        return [torch.zeros(shape, dtype=dtype) for _ in range(requests)]
+
+    if isinstance(spec, StateSpec):
+        return DenseState(zeros(*spec.shape))
+    if isinstance(spec, CacheSpec):
+        return DenseCache(zeros(capacity, *spec.shape), zeros(capacity, *spec.shape))
+    return DenseRows(zeros(capacity, *spec.shape))
+
+
 class Evaluator:
     """A model by references: keeps dense caches of `requests` requests between steps.
 
@@ -111,27 +126,26 @@ class Evaluator:
         capacity: int,
         rounded: bool = False,
     ) -> None:
-        import torch
-
         self.graph = graph
         self.parameters = parameters
         self.dtype = dtype
         self.capacity = capacity
         self.rounded = rounded
         self._tables = {t.name: table_tensor(t, dtype) for t in graph.tables}
-
-        def empty(heads: int, width: int) -> list[Any]:
-            return [torch.zeros(capacity, heads, width, dtype=dtype) for _ in range(requests)]
-
-        self.caches = {
-            layer: DenseCache(empty(c.kv_heads, c.head_dim), empty(c.kv_heads, c.head_dim))
-            for layer, c in graph.caches
-            if c.kv_share_with is None
+        self._blocks = {
+            p.layer: graph.blocks[p.block] for p in graph.sequence if p.layer is not None
         }
         self._keeper = {
             layer: layer if c.kv_share_with is None else c.kv_share_with
             for layer, c in graph.caches
         }
+        self.caches: dict[tuple[int, int], Kept] = {}
+        """by layer and the number of the state among those of the layer"""
+        for layer, spec in graph.caches:
+            if spec.kv_share_with is not None:
+                continue
+            number = sum(1 for known in self.caches if known[0] == layer)
+            self.caches[layer, number] = _empty(spec, requests, capacity, dtype)
 
     def step(self, step: Feed) -> dict[str, Any]:
         """Runs one step; the streams at its end: `x`, `logits [B, vocabulary]`, `sampled [B]`."""
@@ -150,7 +164,7 @@ class Evaluator:
             for node in block.nodes:
                 for out in node.outputs:
                     if layer is not None and block.value[out].role is Role.STATE:
-                        self.caches[layer] = values[out]
+                        self.caches[layer, block.kept_as(out)] = values[out]
             streams.update({stream: values[name] for stream, name in block.results})
         return streams
 
@@ -163,6 +177,6 @@ class Evaluator:
             return self._tables[value.name]
         if value.role is Role.STATE:
             assert layer is not None
-            return self.caches[self._keeper[layer]]
+            return self.caches[self._keeper[layer], self._blocks[layer].kept_as(value.name)]
         weight = self.parameters[self.graph.weight_name(value, layer)].to(self.dtype)
         return _stored(weight, value) if self.rounded else weight

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernelgen.archs.weight_rules import TensorRule
+from kernelgen.archs.weight_rules import TensorRule, assembled
 from kernelgen.core.errors import UsageError, quote
 
 
@@ -17,23 +17,20 @@ def load_parameters(folder: Path, rules: Sequence[TensorRule]) -> dict[str, Any]
     """
     from safetensors import SafetensorError, safe_open
 
-    wanted: dict[str, list[TensorRule]] = {}
-    for rule in rules:
-        wanted.setdefault(rule.name, []).append(rule)
+    wanted = {rule.name: rule for rule in rules}
     found: dict[str, Any] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt") as file:
                 for name in set(file.keys()) & set(wanted):
-                    tensor = _checked(file, wanted[name][0], path)
-                    found |= {rule.parameter: rule.of(tensor) for rule in wanted[name]}
+                    found[name] = _checked(file, wanted[name], path)
         except SafetensorError as error:
             raise UsageError(f"is damaged: {quote(str(error))}", where=str(path)) from error
-    missing = sorted({rule.name for rule in rules if rule.parameter not in found})
+    missing = sorted(set(wanted) - set(found))
     if missing:
         shown = ", ".join(missing[:5])
         raise UsageError(f"{len(missing)} tensors are missing: {shown}", where=str(folder))
-    return found
+    return assembled(rules, found.get)
 
 
 def _checked(file: Any, rule: TensorRule, path: Path) -> Any:

@@ -50,7 +50,7 @@ def check_kernels(
         text = f"no library for {', '.join(unknown) or 'this machine'} that can run here"
         raise KernelgenError(text, where=str(built.folder), allowed=", ".join(libraries) or "none")
     besides = (PREPARE, STEP) if built.on_gpu else ()
-    known = [*(k.name for k in built.kernels), *besides]
+    known = [*(k.name for k in built.kernels if k.stands_alone), *besides]
     names = [name for name in known if kernels is None or name in kernels]
     found: list[Check] = []
     for n, isa in enumerate(chosen):

@@ -188,6 +188,12 @@ class Trial:
         self.library.bind("last_sampled", buffers["last_sampled"].tensor)
         self.library.bind("logits", torch.empty(logit_rows, vocab, device=device))
         self.library.bind("sampled", torch.empty(logit_rows, dtype=torch.int32, device=device))
+        if state_bytes := self.built.manifest["cache"].get("state_bytes"):
+            rows = self.built.manifest["args"]["max_rows"] + 1
+            states = torch.empty(rows * state_bytes + 64, dtype=torch.uint8, device=device)
+            start = -states.data_ptr() % 64
+            states = states[start : start + rows * state_bytes].view(rows, -1)
+            self.library.bind("states", states)
         if self.where.promises.by_plan:
             buffers["workspace"] = self.where.empty((self.use.workspace_bytes,), "uint8")
             self.library.bind("workspace", buffers["workspace"].tensor)

@@ -140,6 +140,7 @@ class LLM:
             manifest.args.max_pages,
             PagePool(self.pages),
             retention,
+            PagePool(states) if (states := demand.states(manifest)) else None,
         )
         self.program = Program(runner, plans, tables, manifest.vocab)
         self._scheduler = Scheduler(limits, tables)
@@ -294,7 +295,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> None:
         """Let no request find what earlier ones have computed: weights have changed."""
-        self._scheduler.cache.pool.content.clear()
+        self._scheduler.cache.forget()
 
     @cached_property
     def tokenizer(self) -> TextTokenizer:

@@ -131,8 +131,9 @@ def named(match: Match, family: str) -> Kernel:
 
 
 def architectures() -> list[str]:
-    """Every architecture, by listing: an architecture is named nowhere else."""
-    return sorted(p.parent.name for p in Path(kernelgen.archs.__file__).parent.glob("*/tiny.json"))
+    """Every architecture that GPUs have kernels for, by listing: it is named nowhere else."""
+    folder = Path(kernelgen.archs.__file__).parent
+    return sorted(p.parent.name for p in folder.glob("*/golden.plan"))
 
 
 @cache

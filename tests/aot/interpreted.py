@@ -86,7 +86,7 @@ def planned(
         counters=max(plan.counters for plan in plans),
     )
     rules = model.architecture.checkpoint(model.spec, model.graph)
-    tensors = [CheckpointTensor(r.name, r.shape, r.parameter, r.take) for r in rules]
+    tensors = [CheckpointTensor(r.name, r.shape, r.parameter, r.take, r.expert) for r in rules]
     identity = Identity(source.name, "1.0", "kernelgen 0", dtype, {})
     return Model(model, program, manifest(identity, model.spec, [made], tensors, ()))
 

@@ -239,7 +239,7 @@ class Watched:
         """Pages held by tables and behind the fence are those that are not free, each counted."""
         pool, cache = self.cache.pool, self.cache
         held = Counter(page for table in cache.tables for page in table[table > 0].tolist())
-        fenced = Counter(page for _, pages in cache._fence for page in pages)
+        fenced = Counter(p for _, held in cache._fence for _, pages in held for p in pages)
         assert list(pool._holders) == [(held + fenced)[page] for page in range(pool.pages)]
         assert cache.fenced_pages == sum(fenced.values())
         free, page = [], pool._next[0]

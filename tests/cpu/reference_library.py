@@ -81,7 +81,7 @@ def gpu_build(folder: Path, subject: Small, dtype: str) -> Path:
         counters=max(plan.counters for plan in plans),
     )
     tensors = [
-        CheckpointTensor(t.name, t.shape, t.parameter, t.take)
+        CheckpointTensor(t.name, t.shape, t.parameter, t.take, t.expert)
         for t in subject.architecture.checkpoint(subject.spec, graph)
     ]
     identity = Identity("small", "0", "kernelgen test", dtype, {})

@@ -13,6 +13,7 @@ from planner_toys import ARCHITECTURES, MIXED, SMALL, decoder, tiny_graph
 
 from kernelgen.archs.registry import architectures
 from kernelgen.codegen.families import catalogue
+from kernelgen.core.errors import UnsupportedError
 from kernelgen.hw import parse_target
 from kernelgen.ir.graph import Graph
 from kernelgen.planner.plan import Plan
@@ -39,6 +40,13 @@ def test_golden_plan(name: str, request: pytest.FixtureRequest) -> None:
         path.write_text(text)
     hint = f"{path} is out of date: look at the difference, then --update-golden"
     assert path.is_file() and path.read_text() == text, hint
+
+
+@pytest.mark.parametrize("name", sorted(set(architectures()) - set(ARCHITECTURES)))
+def test_without_kernels_for_gpus_the_op_is_named(name: str) -> None:
+    """A folder has no golden plan only while some op of it runs on the CPU alone."""
+    with pytest.raises(UnsupportedError, match="no kernel family covers"):
+        plans(tiny_graph(name))
 
 
 def test_text_names_every_kernel_and_every_pair() -> None:

@@ -134,7 +134,10 @@ BROKEN_GRAPHS = {
     ),
     "cache missing": (replace(G, caches=G.caches[:1]), "layer 1, block body"),
     "cache of nothing": (replace(G, caches=(*G.caches, (5, CACHE))), "caches of layers [5]"),
-    "cache twice": (replace(G, caches=(*G.caches, (0, CACHE))), "two caches"),
+    "cache twice": (
+        replace(G, caches=(*G.caches, (0, CACHE))),
+        "has states (float32[2, 4]), caches (float32[2, 4], float32[2, 4])",
+    ),
     "cache of another shape": (
         replace(G, caches=((0, CACHE), (1, replace(CACHE, kv_heads=1)))),
         "has states (float32[2, 4]), caches (float32[1, 4])",

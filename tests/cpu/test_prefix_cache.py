@@ -102,7 +102,7 @@ def test_the_longest_prefix_by_trying_all(
     def best(of: list[int]) -> int:
         return PAGE * max(pages for pages in range(most + 1) if good(of, pages))
 
-    hit = find_prefix(content, groups, digests, most)
+    hit = find_prefix([content] * len(groups), groups, digests, most)
     assert hit.tokens == best(list(range(len(groups))))
     assert hit.alone == tuple(best([g]) for g in range(len(groups)))
     for g, pages in enumerate(hit.pages):

@@ -86,7 +86,7 @@ def build(
             units[source.path] = mutations[source.kernel.name](source)
     graph = subject.graph(dtype)
     tensors = [
-        CheckpointTensor(t.name, t.shape, t.parameter, t.take)
+        CheckpointTensor(t.name, t.shape, t.parameter, t.take, t.expert)
         for t in subject.architecture.checkpoint(subject.spec, graph)
     ]
     identity = Identity("small", "0", "kernelgen test", dtype, {})

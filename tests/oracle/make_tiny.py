@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from oracle_cases import Case, write_cases
+from published_names import PUBLISHED
 from router_gaps import SMALLEST_GAP, router_gaps, smallest
 from seeded import seeded_tensor
 from variants import VARIANTS
@@ -67,10 +68,18 @@ def _model(config: Mapping[str, Any], seed: int, dtype: str) -> Any:
     built = AutoConfig.for_model(config["model_type"], **json.loads(json.dumps(fields)))
     model = AutoModelForCausalLM.from_config(built, attn_implementation="eager").float().eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in _stored(model).items():
             tensor = seeded_tensor(name, tuple(parameter.shape), seed)
             parameter.copy_(tensor.to(getattr(torch, dtype)))
     return model
+
+
+def _stored(model: Any) -> dict[str, Any]:
+    """Everything that a checkpoint holds: parameters, and buffers that are kept with them."""
+    kept = model.state_dict()
+    return dict(model.named_parameters()) | {
+        name: buffer for name, buffer in model.named_buffers() if name in kept
+    }
 
 
 def _case(model: Any, ids: Sequence[int], steps: int, config: Mapping[str, Any]) -> Case:
@@ -97,7 +106,8 @@ def _case(model: Any, ids: Sequence[int], steps: int, config: Mapping[str, Any])
 def _write(out: Path, config: Mapping[str, Any], model: Any, dtype: torch.dtype) -> None:
     from safetensors.torch import save_file
 
-    tensors = {name: p.detach().to(dtype).contiguous() for name, p in model.named_parameters()}
+    tensors = PUBLISHED.get(config["model_type"], dict)(_stored(model))
+    tensors = {name: p.detach().to(dtype).contiguous().clone() for name, p in tensors.items()}
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(config, indent=2))
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}

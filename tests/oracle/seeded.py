@@ -11,6 +11,7 @@ import torch
 
 # Spreads chosen so that logits are a few units wide and greedy margins are not lost in rounding.
 _NORM_SPREAD, _BIAS_SPREAD, _SINK_SPREAD, _TABLE_SPREAD, _MATRIX_GAIN = 0.2, 0.1, 1.5, 0.25, 2.0
+_RATE = (-2.0, 0.5)  # logarithms of decay rates: states that remember some tens of tokens
 
 
 def seeded_tensor(name: str, shape: tuple[int, ...], seed: int) -> Any:
@@ -22,6 +23,8 @@ def seeded_tensor(name: str, shape: tuple[int, ...], seed: int) -> Any:
         return 1.0 + _NORM_SPREAD * noise
     if name.endswith("bias"):
         return _BIAS_SPREAD * noise
+    if name.endswith("A_log"):
+        return _RATE[0] + _RATE[1] * noise
     if name.endswith("sinks"):
         return 0.5 + _SINK_SPREAD * noise
     if "embed" in name or "head" in name:

@@ -64,6 +64,11 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         ),
         "yarn": Variant(3, {"rope_parameters": _YARN}, ("rope_theta", "rope_scaling")),
     },
+    "kimi_linear": {
+        "all": Variant(6),
+        "softly": Variant(2, {"num_expert_group": 1, "topk_group": 1}),
+        "one_shared": Variant(1, {"num_shared_experts": 1, "moe_renormalize": False}),
+    },
     "granitemoe_swa": {
         "all": Variant(1),
         "published": Variant(2, {}, ("layer_rope_theta",)),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kernelgen.codegen.rendering import render
-from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.step_args import STATE_FIELDS, ArgsLayout
 from kernelgen.codegen.step_rules import (
     HISTORY,
     LOGPROB_WORDS,
@@ -61,7 +61,7 @@ class _Tables:
     """Schedules and slot tables, each distinct one once."""
 
     weight: dict[str, int]
-    layer: dict[int, int]
+    layer: dict[tuple[int, int], int]
     kernel: dict[str, int]
     schedules: dict[tuple[Any, ...], int] = field(default_factory=dict)
     slots: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -96,7 +96,7 @@ class _Tables:
             return f"weight({self.weight[operand.name]})"
         if operand.kind == "state":
             assert operand.layer is not None
-            return f"layer({self.layer[operand.layer]})"
+            return f"layer({self.layer[operand.layer, operand.number]})"
         if operand.kind == "bound":
             return f"bound({_BOUND[operand.name]})"
         return f"value({_STEP[operand.name]})"
@@ -115,7 +115,7 @@ def step_program(
     operands = {k.name: len(k.signature) for plan in plans for k in plan.kernels}
     tables = _Tables(
         weight={w.name: i for i, w in enumerate(weights)},
-        layer={layer: i for i, layer in enumerate(sorted(cache.places))},
+        layer={place: i for i, place in enumerate(kept_places(cache))},
         kernel={name: i for i, name in enumerate(kernels)},
     )
     rows = [tables.plan(plan) for plan in plans]
@@ -133,8 +133,8 @@ def step_program(
             for w in weights
         ],
         layers=[
-            {"group": cache.places[i].group, "offset": cache.places[i].offset_bytes}
-            for i in sorted(cache.places)
+            {"group": cache.places[layer].group, "offset": cache.places[layer].at(number)}
+            for layer, number in kept_places(cache)
         ],
         kernels=[{"name": name, "operands": operands[name]} for name in kernels],
         schedules=[
@@ -145,15 +145,27 @@ def step_program(
         plans=rows,
         vocabulary=vocabulary,
         page_bytes=cache.page_bytes,
+        state_bytes=cache.state_bytes,
         max_tokens=args.max_tokens,
         max_rows=args.max_rows,
         max_pages=args.max_pages,
         args_words=args.words,
-        fields=[{"name": name, "offset": args.offset(name)} for name in _PLAIN_FIELDS],
-        block_tables=[args.offset(f"block_table.{g.name}") for g in cache.groups],
+        fields=[
+            {"name": name, "offset": args.offset(name)}
+            for name in (*_PLAIN_FIELDS, *(STATE_FIELDS if cache.state_bytes else ()))
+        ],
+        block_tables=[args.offset(f"block_table.{g.name}") for g in cache.token_groups],
         rules=_rules(rules, vocabulary),
     )
     return {"step.cpp": text, "kernels.h": render("host/kernels.h.j2", kernels=kernels)}
+
+
+def kept_places(cache: CacheSchema) -> list[tuple[int, int]]:
+    """(layer, number of the state) in the order of the library's table: each layer's first one in
+    the order of layers, then the others."""
+    layers = sorted(cache.places)
+    further = [(n, i + 1) for n in layers for i in range(len(cache.places[n].further))]
+    return [*((n, 0) for n in layers), *further]
 
 
 def _rules(rules: RulesLayout, vocabulary: int) -> list[dict[str, Any]]:

@@ -11,9 +11,11 @@ from kernelgen.codegen.artefact import KernelSource, OperandInfo
 from kernelgen.codegen.cpp.attention import attention_context
 from kernelgen.codegen.cpp.experts import experts_context, route_context
 from kernelgen.codegen.cpp.expressions import cpp_name, cpp_type
+from kernelgen.codegen.cpp.latent import head_linear_context, latent_attention_context
 from kernelgen.codegen.cpp.linear import linear_context
 from kernelgen.codegen.cpp.rows import rows_context
 from kernelgen.codegen.cpp.sample import sample_context
+from kernelgen.codegen.cpp.scan import delta_scan_context, short_conv_context
 from kernelgen.codegen.rendering import render
 from kernelgen.core.dtypes import INT32, UINT8
 from kernelgen.ir.graph import Role
@@ -27,6 +29,10 @@ _CONTEXTS: Mapping[str, Callable[[Kernel, Mapping[str, str]], dict[str, Any]]] =
     "route": route_context,
     "experts_pairs": experts_context,
     "experts_sorted": experts_context,
+    "short_conv": short_conv_context,
+    "delta_scan": delta_scan_context,
+    "latent_attention": latent_attention_context,
+    "head_linear": head_linear_context,
 }
 _INFO_ROLES = {
     Role.STREAM: "input",

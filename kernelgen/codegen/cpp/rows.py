@@ -11,8 +11,9 @@ from kernelgen.codegen.cpp.insert import insert_context
 from kernelgen.codegen.cpp.places import Place
 from kernelgen.codegen.cpp.row_program import RowProgram
 from kernelgen.ir.graph import Node
+from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Dim
-from kernelgen.ops import CacheWrite, RowReduce
+from kernelgen.ops import RowReduce
 from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
 
@@ -20,7 +21,7 @@ from kernelgen.planner.plan import Kernel
 def rows_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, Any]:
     """What `cpp/rows.cpp.j2` needs: one loop over rows, then the cache inserts."""
     region = kernel.match.region
-    inserts = [n for n in region.nodes if isinstance(n.op, CacheWrite)]
+    inserts = [n for n in region.nodes if n.op.has(Trait.STATE_WRITE)]
     program = RowProgram(region, "t", layouts)
     for node in _loop_nodes(region, inserts):
         program.emit(node, _stored_place(region, node))

@@ -14,6 +14,7 @@ from kernelgen.codegen.families.roles import (
     linear_roles,
     row_roles,
 )
+from kernelgen.codegen.families.scan_roles import alone_roles, conv_roles, head_scan_roles
 from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.formats import WeightFormat
 from kernelgen.formats.device import padded_k
@@ -21,6 +22,7 @@ from kernelgen.hw.device import Device
 from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
+from kernelgen.ops import DeltaScan, HeadLinear, LatentAttention, ShortConv
 from kernelgen.planner.cost import region_bytes, region_flops, time_us
 from kernelgen.planner.family import Catalogue, Match, Price, Refusal
 from kernelgen.planner.network import Region
@@ -173,6 +175,20 @@ CPP_FAMILIES: Catalogue = (
     ),
     SortedExpertsFamily(
         "experts_sorted", lambda r, _: expert_roles(r, sums=False), _expert_layouts, _sorted_scratch
+    ),
+    CppFamily("short_conv", lambda r, _: conv_roles(r, ShortConv), _no_layouts, _no_scratch),
+    CppFamily("delta_scan", lambda r, _: head_scan_roles(r, DeltaScan), _no_layouts, _no_scratch),
+    CppFamily(
+        "latent_attention",
+        lambda r, _: alone_roles(r, LatentAttention, Trait.LATENT),
+        _no_layouts,
+        _no_scratch,
+    ),
+    CppFamily(
+        "head_linear",
+        lambda r, _: alone_roles(r, HeadLinear, Trait.HEAD_PRODUCT),
+        _no_layouts,
+        _no_scratch,
     ),
     CppFamily("linear", lambda r, _: linear_roles(r), _linear_layouts, _linear_scratch),
     CppFamily("attention", _attention, _no_layouts, _no_scratch),

@@ -9,7 +9,9 @@ from kernelgen.ir.op import Trait
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region, bits
 
-ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE | Trait.ROUTE | Trait.EXPERTS
+APART = Trait.SCAN | Trait.LATENT | Trait.HEAD_PRODUCT
+"""anchors that share a kernel with row-wise ops alone"""
+ANCHORS = Trait.MATMUL | Trait.ATTENTION | Trait.SAMPLE | Trait.ROUTE | Trait.EXPERTS | APART
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ def _two_anchors(region: Region, product: Node, other: Node) -> Refusal:
         head = region.value(other.outputs[0]).type.row_width
         tiles = f"{product.name} finishes its {width} columns tile by tile"
         text = f"{other.name} reads whole heads of {head} columns, {tiles}"
+    elif other.op.has(APART):
+        text = f"{other.name} works head by head or token by token, {product.name} tile by tile"
     elif other.op.has(Trait.EXPERTS):
         text = f"{other.name} reads the matrices of chosen experts, {product.name} one for all rows"
     elif other.op.has(Trait.ROUTE) and not _reaches(region, product, other):

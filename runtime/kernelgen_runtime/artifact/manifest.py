@@ -140,23 +140,33 @@ class Weight:
 
 @dataclass(frozen=True)
 class CacheGroup:
-    """Layers that keep the same tokens: all of them, or the last `window`."""
+    """Layers that keep the same tokens: all of them, or the last `window`.
+
+    `per_request`: layers that keep a state of each request. It is found again as what a window of
+    `STATE_WINDOW` tokens keeps: the page of the newest token, and the full one before it.
+    """
 
     name: str
     window: int | None
     layers: tuple[int, ...]
+    per_request: bool = False
+
+
+STATE_WINDOW = PAGE_TOKENS + 1
 
 
 @dataclass(frozen=True)
 class CacheSchema:
-    """The paged cache: one pool whose pages serve every group."""
+    """The paged cache: one pool whose pages serve every group that keeps tokens, and one of pages
+    of `state_bytes` for states (0: there are none)."""
 
     page_bytes: int
     groups: tuple[CacheGroup, ...]
+    state_bytes: int = 0
 
     def token_bytes(self, group: CacheGroup) -> int:
         """Return the bytes of keys and values that one token of `group` holds in all its layers."""
-        places = max(len(g.layers) for g in self.groups)
+        places = max(len(g.layers) for g in self.groups if not g.per_request)
         return self.page_bytes // places // PAGE_TOKENS * len(group.layers)
 
 

@@ -23,6 +23,8 @@ from .sections import each_once
 ABI = 1
 DETAIL_FIELDS = ("min_p", "rules", "logprobs", "logprob_token", "mask")
 """of args, where the target has `rules`"""
+STATE_FIELDS = ("state_from", "state_to", "state_mark", "state_mark_at")
+"""of args, where a group keeps states"""
 RULE_FIELDS = (
     *("repetition", "frequency", "presence", "free_position", "biases", "bad_words", "ends"),
     *(
@@ -73,6 +75,9 @@ def expected_args_fields(args: ArgsSchema, groups: Iterable[CacheGroup]) -> list
         ArgsField("row_seq_len", 0, (rows,), whole),
     ]
     for group in groups:
+        if group.per_request:
+            fields += [ArgsField(name, 0, (rows,), whole) for name in STATE_FIELDS]
+            continue
         fields.append(ArgsField(f"block_table.{group.name}", 0, (rows, args.max_pages), whole))
     fields += [ArgsField(name, 0, (rows,), whole) for name in ("logit_token", "logit_row")]
     fields += [ArgsField(name, 0, (rows,), real) for name in ("temperature", "top_p")]

@@ -8,6 +8,7 @@ from .fields import INT32_MAX, SIZE_MAX, Fields
 from .manifest import (
     PAGE_TOKENS,
     SCALE_BYTES,
+    STATE_WINDOW,
     ArgsField,
     ArgsSchema,
     CacheGroup,
@@ -186,20 +187,28 @@ def read_cache(fields: Fields) -> CacheSchema:
     """Read `cache`."""
     fields.integer("page_tokens", PAGE_TOKENS, PAGE_TOKENS)
     page_bytes = fields.integer("page_bytes", 1, SIZE_MAX)
+    state_bytes = 0
+    if "state_bytes" in fields.values:
+        state_bytes = fields.integer("state_bytes", 1, SIZE_MAX)
     groups = []
     for item in fields.objects("groups", 64):
-        kind = item.choice("kind", ("full", "window"))
+        kind = item.choice("kind", ("full", "window", "state"))
         window = item.optional_integer("window", 1)
         if (kind == "window") != (window is not None):
-            item.wrong("window", "must be an integer for kind window and null for kind full")
+            item.wrong("window", "must be an integer for kind window, null for kind full or state")
         layers = item.integers("layers", 4096, INT32_MAX)
         if not layers:
             item.wrong("layers", "must name at least one layer")
-        groups.append(CacheGroup(item.identifier("name"), window, layers))
+        name, per_request = item.identifier("name"), kind == "state"
+        window = STATE_WINDOW if per_request else window
+        groups.append(CacheGroup(name, window, layers, per_request))
     if not groups:
         fields.wrong("groups", "must hold at least one group")
     each_once(fields, "groups", (group.name for group in groups))
-    return CacheSchema(page_bytes, tuple(groups))
+    states = sum(group.per_request for group in groups)
+    if states != bool(state_bytes):
+        fields.wrong("state_bytes", f"must be there for one group of kind state, {states} are")
+    return CacheSchema(page_bytes, tuple(groups), state_bytes)
 
 
 def read_args(fields: Fields) -> ArgsSchema:

@@ -5,8 +5,11 @@ import numpy.typing as npt
 import torch
 
 from ..artifact.manifest import ArgsSchema, Plan, RulesSchema, elements
+from ..artifact.relations import STATE_FIELDS
 from ..memory.cache import CacheTables
 from ..memory.groups import pages_of
+from ..memory.pool import NULL_PAGE
+from ..memory.states import StateRows, state_rows
 from ..sample.reference import Rules
 from ..schedule.request import Request
 from ..schedule.step import Step
@@ -101,8 +104,13 @@ class ArgsWriter:
         """equal shapes: equal contents of `OF_SHAPE`; None where nothing is known of them"""
         self._asked = 0
 
-    def write(self, step: Step, plan: Plan, cache: CacheTables) -> None:
-        """Write everything but the logit rows; see `ask`."""
+    def write(
+        self, step: Step, plan: Plan, cache: CacheTables, *, leaves_states: bool = True
+    ) -> None:
+        """Write everything but the logit rows; see `ask`.
+
+        `leaves_states` False: the step will run again, and has to find the states as they are.
+        """
         count, slots, ends = len(step.requests), step.slots, step.ends
         self._write_rows(step, ends)
         # Row after row the same as when these args were last written: the usual decode step.
@@ -113,6 +121,10 @@ class ArgsWriter:
         self.fields["counts"][:] = (step.tokens, count, 0, 0)
         pages = pages_of(int(ends.max()))
         for group, table in zip(cache.groups, cache.tables, strict=True):
+            if group.per_request:
+                rows = state_rows(table, slots, step.starts, ends)
+                self._write_states(rows, count, leaves_states)
+                continue
             name = f"block_table.{group.name}"
             self.fields[name][:count, :pages] = table[:, :pages][slots]
             self.used[name] = (count, pages)
@@ -199,6 +211,14 @@ class ArgsWriter:
         self.fields["row_seq_len"][: len(ends)] = ends
         for request in step.entered:
             self._sampling.own(request.slot, request)
+
+    def _write_states(self, rows: StateRows, count: int, leaves_states: bool) -> None:
+        """Write which pages of states the rows read, leave, and keep on the way."""
+        self.fields["state_from"][:count] = rows.before
+        self.fields["state_to"][:count] = rows.after if leaves_states else NULL_PAGE
+        self.fields["state_mark"][:count] = rows.mark if leaves_states else NULL_PAGE
+        self.fields["state_mark_at"][:count] = rows.mark_at
+        self.used |= dict.fromkeys(STATE_FIELDS, (count,))
 
     def _pad(self, plan: Plan, rows: int, tokens: int) -> None:
         """Write counts, the first row's start, and rows up to the plan's size that do nothing."""

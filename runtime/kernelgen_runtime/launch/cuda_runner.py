@@ -93,6 +93,7 @@ class CudaRunner:
             size = self._manifest.cache.page_bytes
             page = self._device.allocate(size, "the null page", LESS_BESIDE)
         self._bind_cache(page)
+        self._give_states(1)
         with self._translated("loading the kernels"):
             for plan in self._plans.all:
                 self._library.load(plan.id)
@@ -106,16 +107,20 @@ class CudaRunner:
         """Return the bytes that graphs will take, after `warm_up` and before `give_cache`."""
         return self._graphs.estimate(self._plans.decode) if self._use_graphs else 0
 
-    def give_cache(self, pages: int) -> None:
-        """Allocate the cache; `capture` follows. Raises DeviceMemoryError where it does not fit."""
+    def give_cache(self, pages: int, states: int = 0) -> None:
+        """Allocate the cache and pages of states; `capture` follows.
+
+        Raises DeviceMemoryError where they do not fit.
+        """
         size = pages * self._manifest.cache.page_bytes
         advice = "lower --kv-cache-memory-bytes, --max-num-seqs or --max-model-len"
         with self._device.working():
             cache = self._device.allocate(size, f"the cache of {pages} pages", advice)
         self._bind_cache(cache)
+        self._give_states(states)
 
     def capture(self) -> None:
-        """Capture the graphs on the cache, and leave its null page zero.
+        """Capture the graphs on the cache, and leave the null pages zero.
 
         Raises DeviceMemoryError where they do not fit.
         """
@@ -124,7 +129,9 @@ class CudaRunner:
                 self._graphs.capture(self._plans.decode)
         # A kernel that clamps a place of padding to page 0 must find no NaN there.
         with self._device.working():
-            self._bound["cache"][0].zero_()
+            for name in ("cache", "states"):
+                if name in self._bound:
+                    self._bound[name][0].zero_()
 
     def misses_graph(self, plan: Plan) -> bool:
         """Whether a step of `plan` is launched kernel by kernel though graphs are in use."""
@@ -220,6 +227,18 @@ class CudaRunner:
     def _bind_cache(self, content: torch.Tensor) -> None:
         self._bound["cache"] = content.view(-1, self._manifest.cache.page_bytes)
         self._library.bind("cache", self._bound["cache"])
+
+    def _give_states(self, pages: int) -> None:
+        """Allocate and bind pages of states, where the model has any."""
+        size = pages * self._manifest.cache.state_bytes
+        if not size:
+            return
+        self._bound.pop("states", None)
+        with self._device.working():
+            what = f"{pages} pages of states"
+            content = self._device.allocate(size, what, "lower --max-num-seqs")
+        self._bound["states"] = content.view(pages, -1)
+        self._library.bind("states", self._bound["states"])
 
     def _send_nothing(self) -> None:
         """Put args on the device in which every row of every plan is padding."""

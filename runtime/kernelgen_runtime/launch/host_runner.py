@@ -26,6 +26,7 @@ class HostRunner:
         slots: int,
         logit_rows: int,
         pages: int,
+        states: int = 0,
     ) -> None:
         self.logit_rows = logit_rows
         self._library = library
@@ -37,6 +38,10 @@ class HostRunner:
         cache = device.allocate(pages * page_bytes, "a cache", "lower --kv-cache-memory-bytes")
         made = make_buffers(device, manifest, workspace_bytes, slots, logit_rows)
         self._bound = {**weights, **made, "cache": cache.view(pages, page_bytes)}
+        if states:
+            size = states * manifest.cache.state_bytes
+            content = device.allocate(size, f"{states} pages of states", "lower --max-num-seqs")
+            self._bound["states"] = content.view(states, -1)
         for name, tensor in self._bound.items():
             library.bind(name, tensor)
 

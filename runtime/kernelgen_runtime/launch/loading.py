@@ -12,6 +12,7 @@ from ..device.cuda import CudaDevice
 from ..device.host import HostDevice
 from ..memory.budget import Budget, budget_pages
 from ..memory.sizing import cache_pages
+from ..memory.states import state_pages
 from ..schedule.limits import Limits
 from .collector import collector_frozen
 from .cuda_runner import CudaRunner
@@ -38,6 +39,11 @@ class Demand:
     utilization: float = UTILIZATION
     graphs: bool = True
     may_shorten: bool = False
+
+    def states(self, manifest: Manifest) -> int:
+        """Return the pages of states, the null page included; 0 where the model has none."""
+        limits = self.limits
+        return state_pages(manifest.cache, limits.max_num_seqs, limits.steps_in_flight)
 
 
 def fixed_pages(manifest: Manifest, demand: Demand, on_gpu: bool) -> int | None:
@@ -85,6 +91,7 @@ def ready_runner(
             slots=slots,
             logit_rows=demand.logit_rows,
             pages=pages,
+            states=demand.states(manifest),
         )
         laps.end("buffers")
         return runner, pages
@@ -106,7 +113,7 @@ def ready_runner(
         if pages is None:
             pages = _pages_left(device, manifest, demand, on_gpu.graph_bytes())
             laps.end("graphs")
-        on_gpu.give_cache(pages)
+        on_gpu.give_cache(pages, demand.states(manifest))
         laps.end("cache")
         on_gpu.capture()
         laps.end("graphs")
@@ -117,7 +124,8 @@ def ready_runner(
 def _pages_left(device: CudaDevice, manifest: Manifest, demand: Demand, graph_bytes: int) -> int:
     """Return the pages that fit into what everything else has left."""
     memory, limits = device.api.memory(), demand.limits
-    budget = Budget(device.label, memory.total, memory.free, graph_bytes, demand.utilization)
+    free = max(0, memory.free - demand.states(manifest) * manifest.cache.state_bytes)
+    budget = Budget(device.label, memory.total, free, graph_bytes, demand.utilization)
     return budget_pages(
         manifest.cache,
         budget,

@@ -119,13 +119,14 @@ class Program:
         """Run `step` without choosing for prompt tokens that have no room in its answer beside
         `asking` rows; return those that have.
 
-        It writes the same keys and values to the same places each time.
+        It writes the same keys and values to the same places each time, and leaves states to the
+        run that chooses.
         """
         capacity = min(self._runner.logit_rows, plan.logit_rows)
         while len(told) + asking > capacity:
             piece, told = told.cut(capacity)
             args = self._runner.args()
-            args.write(step, plan, self._tables)
+            args.write(step, plan, self._tables, leaves_states=False)
             args.ask(piece.rows, -1, details=piece.details(0, None))
             piece.note(self._runner.start(plan, len(piece))())
         return told
@@ -160,14 +161,16 @@ class Program:
         """Run `step` and yield (first token row, logits [n, vocab]) for all its token rows.
 
         The logits buffer holds some rows only: the step is run again for each piece, writing the
-        same keys and values to the same places. A piece holds until the next is asked for.
+        same keys and values to the same places, and states in the last one. A piece holds until the
+        next is asked for.
         """
         plan = self._plans.choose(len(step.requests), step.tokens)
         capacity = min(self._runner.logit_rows, plan.logit_rows)
         for first in range(0, step.tokens, capacity):
             tokens = np.arange(first, min(first + capacity, step.tokens))
             args = self._runner.args()
-            args.write(step, plan, self._tables)
+            is_last = first + capacity >= step.tokens
+            args.write(step, plan, self._tables, leaves_states=is_last)
             args.ask(tokens, -1)
             self._runner.start(plan, 0)
             yield first, self._runner.logits(len(tokens))

@@ -19,9 +19,11 @@ def weight_bytes(manifest: Manifest) -> int:
 
 
 def cache_bytes(manifest: Manifest, step: Step) -> int:
-    """Return the bytes of keys and values that `step` reads."""
-    total = 0
+    """Return the bytes of keys and values that `step` reads, and of states, read and written."""
+    total = 2 * manifest.cache.state_bytes * len(step.requests)
     for group in manifest.cache.groups:
+        if group.per_request:
+            continue
         limit = group.window or manifest.max_sequence_tokens
         tokens = np.minimum(step.ends, limit).sum()
         total += int(tokens) * manifest.cache.token_bytes(group)

@@ -13,6 +13,7 @@ from .groups import pages_of, window_pages
 from .pool import NULL_PAGE, PagePool
 from .prefix import Hit, PrefixCounts, find_prefix
 from .retention import Retention
+from .states import MOST_OF_A_STEP
 
 Counts = npt.NDArray[np.int64]
 
@@ -23,6 +24,9 @@ class CacheTables:
     Rows are indexed by slot, never moved or compacted; a step copies the rows it needs. Pages that
     are full and settled can be found by later requests whose `Chain` has the same digest, unless
     `retention` (None: no page is ever found) lets them go.
+
+    A group of states has pages of its own pool, and only where steps end and at page boundaries
+    that one may go on from: entry p is the state after the last computed token of page p.
     """
 
     def __init__(
@@ -32,9 +36,11 @@ class CacheTables:
         max_pages: int,
         pool: PagePool,
         retention: Retention | None = None,
+        states: PagePool | None = None,
     ) -> None:
         self.groups = tuple(groups)
         self.pool = pool
+        self.states = states
         self.tables: tuple[npt.NDArray[np.int32], ...] = tuple(
             np.full((slots, max_pages), NULL_PAGE, np.int32) for _ in groups
         )
@@ -44,10 +50,16 @@ class CacheTables:
         self.fenced_pages = 0
         self._retention = retention
         self._windows = [(g, of, of.window) for g, of in enumerate(groups) if of.window is not None]
+        self._of_tokens = [g for g, of in enumerate(groups) if not of.per_request]
+        self._of_states = [g for g, of in enumerate(groups) if of.per_request]
+        assert len(self._of_states) == (states is not None), "one pool for one group of states"
+        self._pools = [states if of.per_request and states else pool for of in groups]
+        self._unmarked: list[set[int]] = [set() for _ in range(slots)]
+        """entries of states that were left inside their page: none of them is at its end"""
         self._released: Counts = np.zeros((len(self.groups), slots), np.int64)
         self._findable: Counts = np.zeros(slots, np.int64)  # pages that were entered as content
         self._chains: list[Chain | None] = [None] * slots
-        self._fence: deque[tuple[int, list[int]]] = deque()
+        self._fence: deque[tuple[int, list[tuple[PagePool, list[int]]]]] = deque()
 
     def chain(self, tokens: Sequence[int], salt: str | None) -> Chain | None:
         """Return what a request's pages are found by; None where none ever is."""
@@ -57,14 +69,14 @@ class CacheTables:
         """Return what is known of the first `tokens` tokens of a chain; the last one never is."""
         most = max(0, tokens - 1) // PAGE_TOKENS if chain is not None else 0
         digests = chain.digests(most) if chain is not None else []
-        return find_prefix(self.pool.content, self.groups, digests, most)
+        return find_prefix([p.content for p in self._pools], self.groups, digests, most)
 
     def open(self, slot: int, chain: Chain | None, hit: Hit) -> None:
         """Give an empty slot to a request that goes on from `hit`, just found."""
         stop = hit.tokens // PAGE_TOKENS
         for g, pages in enumerate(hit.pages):
             for page in pages:
-                self.pool.share(page)
+                self._pools[g].share(page)
             self.tables[g][slot, stop - len(pages) : stop] = pages
             self._released[g, slot] = stop - len(pages)
         self.capacity[slot] = hit.tokens
@@ -73,24 +85,51 @@ class CacheTables:
 
     def cost(self, hit: Hit, peak: int) -> int:
         """Return the free pages that a request takes if it holds `peak` pages at most."""
-        known = [page for pages in hit.pages for page in pages]
+        known = [page for g in self._of_tokens for page in hit.pages[g]]
         return max(0, peak - len(known)) + sum(self.pool.is_free(page) for page in known)
 
-    def grow(self, slot: int, tokens: int) -> bool:
-        """Give `slot` pages for positions below `tokens` in every group; all of them or none."""
+    def has_states(self) -> bool:
+        """Whether a newcomer's first step will find its states."""
+        return self.states is None or self.states.free_pages > MOST_OF_A_STEP
+
+    def grow(self, slot: int, tokens: int, start: int = 0) -> bool:
+        """Give `slot` pages for positions below `tokens` in every group; all of them or none.
+
+        Those from `start` on are what the next step computes.
+        """
         first, stop = int(self.capacity[slot]) // PAGE_TOKENS, pages_of(tokens)
         if stop <= first:
             return True
-        pages = self.pool.take((stop - first) * len(self.groups))
+        pages = self.pool.take((stop - first) * len(self._of_tokens))
         if pages is None:
             return False
+        if self.states is not None and not self._grow_states(self.states, slot, start, stop - 1):
+            self.pool.give_back(pages)
+            return False
         count = stop - first
-        for g, table in enumerate(self.tables):
+        for i, g in enumerate(self._of_tokens):
             if count == 1:  # the usual case costs a fifth without a slice
-                table[slot, first] = pages[g]
+                self.tables[g][slot, first] = pages[i]
             else:
-                table[slot, first:stop] = pages[g * count : (g + 1) * count]
+                self.tables[g][slot, first:stop] = pages[i * count : (i + 1) * count]
         self.capacity[slot] = stop * PAGE_TOKENS
+        return True
+
+    def _grow_states(self, states: PagePool, slot: int, start: int, last: int) -> bool:
+        """Give a slot the states of a step that begins at `start` and ends in page `last`.
+
+        One more is kept at the boundary before that page, if the step passes it: there others may
+        go on, and the request itself should it come again.
+        """
+        table = self.tables[self._of_states[0]]
+        marks = self._retention is not None and PAGE_TOKENS * last > start
+        wanted = [last - 1, last] if marks and table[slot, last - 1] == NULL_PAGE else [last]
+        pages = states.take(len(wanted))
+        if pages is None:
+            return False
+        table[slot, wanted] = pages
+        if start % PAGE_TOKENS and start // PAGE_TOKENS < last - marks:
+            self._unmarked[slot].add(start // PAGE_TOKENS)
         return True
 
     def settle(self, slots: Counts, settled: Counts) -> None:
@@ -115,48 +154,64 @@ class CacheTables:
         that was computed in this slot may be found any more. Where step `last_step` is still in
         flight and may touch them, they return to the pool only after `lift_fence(last_step)`.
         """
-        stop, content = int(self.capacity[slot]) // PAGE_TOKENS, self.pool.content
-        held = (table[slot, :stop][::-1].tolist() for table in self.tables)
-        pages = [page for page in concatenated(*zip(*held, strict=True)) if page != NULL_PAGE]
+        stop = int(self.capacity[slot]) // PAGE_TOKENS
+        held = [(self.pool, self._held(slot, self._of_tokens, stop))]
+        if self.states is not None:
+            held.append((self.states, self._held(slot, self._of_states, stop)))
         chain, findable = self._chains[slot], int(self._findable[slot])
         if forget and chain is not None:
             for digest in chain.digests(findable)[:findable]:
-                for g in range(len(self.groups)):
-                    content.doubt(g, digest)
-        for page in pages:
-            content.want(page)
+                for g, pool in enumerate(self._pools):
+                    pool.content.doubt(g, digest)
+        for pool, pages in held:
+            for page in pages:
+                pool.content.want(page)
         for table in self.tables:
             table[slot, :stop] = NULL_PAGE
         self._released[:, slot] = self.capacity[slot] = self._findable[slot] = 0
         self._chains[slot] = None
+        self._unmarked[slot].clear()
         if last_step is None:
-            self.pool.give_back(pages)
-        elif pages:
-            self._fence.append((last_step, pages))
-            self.fenced_pages += len(pages)
+            _give_back(held)
+        elif count := sum(len(pages) for _, pages in held):
+            self._fence.append((last_step, held))
+            self.fenced_pages += count
+
+    def _held(self, slot: int, groups: Sequence[int], stop: int) -> list[int]:
+        """Return a slot's pages of some groups, the last ones first."""
+        held = (self.tables[g][slot, :stop][::-1].tolist() for g in groups)
+        return [page for page in concatenated(*zip(*held, strict=True)) if page != NULL_PAGE]
 
     def lift_fence(self, step: int) -> None:
         """Note that all steps up to `step` are done; pages waiting for them are free again."""
         while self._fence and self._fence[0][0] <= step:
-            pages = self._fence.popleft()[1]
-            self.fenced_pages -= len(pages)
-            self.pool.give_back(pages)
+            held = self._fence.popleft()[1]
+            self.fenced_pages -= sum(len(pages) for _, pages in held)
+            _give_back(held)
+
+    def forget(self) -> None:
+        """Note that nothing that was computed may be found any more."""
+        for pool in (self.pool, self.states):
+            if pool is not None:
+                pool.content.clear()
 
     def findable_pages(self, slot: int) -> int:
         """Return how many pages of `slot`, from its first, are full and settled."""
         return int(self._findable[slot])
 
     def held_pages(self, slots: Counts) -> Counts:
-        """Return the pages that each slot holds now."""
-        held: Counts = len(self.groups) * (self.capacity[slots] // PAGE_TOKENS)
-        held = held - self._released[:, slots].sum(0)
+        """Return the pages of tokens that each slot holds now."""
+        held: Counts = len(self._of_tokens) * (self.capacity[slots] // PAGE_TOKENS)
+        for g in self._of_tokens:
+            held = held - self._released[g, slots]
         return held
 
     def peak_pages(self, tokens: Counts, in_flight: int) -> Counts:
         """Return the most pages that requests of `tokens` tokens hold; see `groups.peak_pages`."""
         pages = -(-tokens // PAGE_TOKENS)
-        total: Counts = (len(self.groups) - len(self._windows)) * pages
-        for _, group, _ in self._windows:
+        windows = [group for _, group, _ in self._windows if not group.per_request]
+        total: Counts = (len(self._of_tokens) - len(windows)) * pages
+        for group in windows:
             total = total + np.minimum(pages, window_pages(group, in_flight))
         return total
 
@@ -168,10 +223,11 @@ class CacheTables:
             return
         digests = chain.digests(stop)
         for g, group in enumerate(self.groups):
+            unmarked = self._unmarked[slot] if group.per_request else ()
             for i, page in enumerate(self.tables[g][slot, first:stop].tolist(), first):
-                if page != NULL_PAGE:
+                if page != NULL_PAGE and i not in unmarked:
                     wanted = retention.keeps(group, i, chain.replayed)
-                    self.pool.content.add(g, digests[i], page, wanted)
+                    self._pools[g].content.add(g, digests[i], page, wanted)
 
     def _release(self, g: int, slot: int, live: int) -> None:
         """Take the pages of group `g` below number `live` from a slot."""
@@ -179,6 +235,12 @@ class CacheTables:
             int(self._released[g, slot]),
             min(live, int(self.capacity[slot]) // PAGE_TOKENS),
         )
-        self.pool.give_back(self.tables[g][slot, first:stop].tolist())
+        pages = self.tables[g][slot, first:stop].tolist()
+        self._pools[g].give_back([page for page in pages if page != NULL_PAGE])
         self.tables[g][slot, first:stop] = NULL_PAGE
         self._released[g, slot] = stop
+
+
+def _give_back(held: Sequence[tuple[PagePool, list[int]]]) -> None:
+    for pool, pages in held:
+        pool.give_back(pages)

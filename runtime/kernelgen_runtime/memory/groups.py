@@ -21,13 +21,15 @@ def first_live_page(group: CacheGroup, settled: int) -> int:
 
 
 def peak_pages(groups: Sequence[CacheGroup], tokens: int, in_flight: int) -> int:
-    """Return the most pages that one request of `tokens` tokens holds in all groups together.
+    """Return the most pages of tokens that one request of `tokens` tokens holds in all groups.
 
     `in_flight` is the most tokens computed before a release: a window group needs its window and
     those, never the whole sequence.
     """
     total = 0
     for group in groups:
+        if group.per_request:
+            continue
         pages = pages_of(tokens)
         total += pages if group.window is None else min(pages, window_pages(group, in_flight))
     return total

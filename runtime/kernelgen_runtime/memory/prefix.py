@@ -37,25 +37,27 @@ class PrefixCounts:
 
 
 def find_prefix(
-    content: Content, groups: Sequence[CacheGroup], digests: Sequence[bytes], most: int
+    contents: Sequence[Content], groups: Sequence[CacheGroup], digests: Sequence[bytes], most: int
 ) -> Hit:
-    """Return the longest prefix of at most `most` pages from which all groups can go on.
+    """Return the longest prefix of at most `most` pages from which all groups can go on;
+    `contents[g]` knows the pages of group g.
 
     A group without a window needs every page from the start; one with a window those that the next
     token reads. The longest common one is a fixed point: each group shortens what the others left.
     """
-    alone = [_shortened(content, g, group, digests, most) for g, group in enumerate(groups)]
+    alone = [_shortened(contents[g], g, group, digests, most) for g, group in enumerate(groups)]
     pages = min(alone, default=0)
     before = -1
     while before != pages:
         before = pages
         for g, group in enumerate(groups):
             if group.window is not None:  # what is left of a whole prefix is one, too
-                pages = _shortened(content, g, group, digests, pages)
+                pages = _shortened(contents[g], g, group, digests, pages)
     tokens = pages * PAGE_TOKENS
     found = []
     for g, group in enumerate(groups):
-        places = [content.find(g, d) for d in digests[first_live_page(group, tokens) : pages]]
+        live = digests[first_live_page(group, tokens) : pages]
+        places = [contents[g].find(g, d) for d in live]
         found.append(tuple(page for page in places if page is not None))
     return Hit(tokens, tuple(found), tuple(count * PAGE_TOKENS for count in alone))
 

@@ -147,7 +147,8 @@ class Scheduler:
 
     def _grow(self, request: Request, tokens: int) -> bool:
         """Give pages to `request`, preempting from the tail; False where it must wait."""
-        while not self.cache.grow(request.slot, tokens):
+        start = int(self._tenants.counts.scheduled[request.slot])
+        while not self.cache.grow(request.slot, tokens, start):
             if self.cache.fenced_pages:
                 return False  # pages are on their way back: evicting more would gain nothing
             victim = self._tenants.running[-1]
@@ -181,13 +182,13 @@ class Scheduler:
             if (needed := tenants.pages_to_enter(request, hit)) > room:
                 self._refused = (request, needed)
                 break
-            if tenants.will_soon_have(request, hit):
+            if tenants.will_soon_have(request, hit) or not cache.has_states():
                 break
             self.waiting.pop()
             self._note_first(request, hit)
             tenants.enter(request, self.waiting.rank(request), hit)
             share = min(len(request.tokens) - hit.tokens, budget, tenants.most_of(request))
-            grown = cache.grow(request.slot, hit.tokens + share)
+            grown = cache.grow(request.slot, hit.tokens + share, hit.tokens)
             assert grown, "there is room for more than the first share"
             entered.append(request)
             shares.append(share)

@@ -30,7 +30,7 @@ class Tenants:
         self._ranks: list[Rank] = []
         self._cache = cache
         # One page more for each group: a neighbour that grows must not evict a newcomer.
-        self._spare = len(cache.groups)
+        self._spare = sum(not group.per_request for group in cache.groups)
         self._in_flight = limits.in_flight_tokens
         self._limits = limits
 

@@ -24,7 +24,7 @@ using kg::Weight;
 
 enum class Kind : uint8_t { none, slot, weight, bound, layer, step };
 enum class Phase : uint8_t { decode, mixed };
-enum Bound : uint32_t { LOGITS, SAMPLED, CACHE, WORKSPACE, LAST_SAMPLED, STEP_BOUND, RULES = STEP_BOUND, LOGPROBS, MASKS, BOUND_COUNT };
+enum Bound : uint32_t { LOGITS, SAMPLED, CACHE, WORKSPACE, LAST_SAMPLED, STEP_BOUND, RULES = STEP_BOUND, LOGPROBS, MASKS, STATES, BOUND_COUNT };
 enum StepValue : uint32_t { TOKEN_IDS, POSITIONS, ROWS, LOGIT_TOKENS, SAMPLING };
 
 struct Ref {
@@ -59,6 +59,7 @@ struct Plan {
 struct Fields {  // offsets into args, in words
   size_t counts, token_ids, row_slot, row_query_start, row_seq_len, logit_token, logit_row;
   size_t temperature, top_p, top_k, seed, min_p, rules, logprobs, logprob_token, mask;
+  size_t state_from, state_to, state_mark, state_mark_at;  // where the model has states
   const size_t* block_table;
 };
 // What may follow a step: choices by the rules of slots, kept sets, log-probabilities.
@@ -69,7 +70,7 @@ struct After {
 };
 struct Model {
   int vocabulary;
-  size_t page_bytes;
+  size_t page_bytes, state_bytes;  // of a page of tokens, of a page of states (0: there are none)
   int groups, max_tokens, max_rows, max_pages;
   int64_t args_words;
   Fields fields;
@@ -109,7 +110,7 @@ inline const DLTensor* dense(const TVMFFIAny& arg, const char* name, Element ele
 }
 
 inline int bind_buffer(Bound which, const char* name, Element element, int64_t unit, const TVMFFIAny& arg) {
-  const DLTensor* t = dense(arg, name, element, which == CACHE || which == WORKSPACE ? ALIGNMENT : 1);
+  const DLTensor* t = dense(arg, name, element, which == CACHE || which == WORKSPACE || which == STATES ? ALIGNMENT : 1);
   if (!t) return -1;
   const int64_t units = whole_units(t, name, unit);
   if (units < 0) return -1;
@@ -121,6 +122,7 @@ inline int bind_buffer(Bound which, const char* name, Element element, int64_t u
 inline int bind(const Model& model, const char* name, size_t length, const TVMFFIAny& arg) {
   const auto is = [&](const char* other) { return std::strlen(other) == length && std::memcmp(name, other, length) == 0; };
   if (is("cache")) return bind_buffer(CACHE, "cache", Element::u8, (int64_t)model.page_bytes, arg);
+  if (is("states") && model.state_bytes) return bind_buffer(STATES, "states", Element::u8, (int64_t)model.state_bytes, arg);
   if (is("workspace")) return bind_buffer(WORKSPACE, "workspace", Element::u8, 1, arg);
   if (is("logits")) return bind_buffer(LOGITS, "logits", Element::f32, model.vocabulary, arg);
   if (is("last_sampled")) return bind_buffer(LAST_SAMPLED, "last_sampled", Element::i32, 1, arg);
@@ -137,6 +139,26 @@ inline int bind(const Model& model, const char* name, size_t length, const TVMFF
     return 0;
   }
   return ffi::raise("ValueError", "%.*s: no buffer of this name", (int)(length < 200 ? length : 200), name);
+}
+
+// Checks the pages of states and fills in where they are.
+inline int prepare_states(const Model& model, const int32_t* args, Step& step) {
+  State& s = state();
+  const Fields& f = model.fields;
+  const int64_t pages = s.sizes[STATES];
+  if (!s.buffers[STATES]) return ffi::raise("RuntimeError", "states: not bound");
+  const int32_t *start = args + f.row_query_start, *length = args + f.row_seq_len;
+  step.states = {static_cast<uint8_t*>(s.buffers[STATES]), model.state_bytes, args + f.state_from, args + f.state_to, args + f.state_mark, args + f.state_mark_at};
+  for (int r = 0; r < args[f.counts + 1]; ++r) {
+    if (args[f.row_slot + r] < 0) continue;
+    const int count = start[r + 1] - start[r];
+    const int32_t used[] = {step.states.from[r], step.states.to[r], step.states.mark[r]};
+    static const char* const names[] = {"state_from", "state_to", "state_mark"};
+    for (int i = 0; i < 3; ++i)
+      if (used[i] < 0 || used[i] >= pages) return ffi::raise("ValueError", "row %d: %s is page %d of %lld", r, names[i], used[i], (long long)pages);
+    if (count && length[r] > count && used[0] == 0) return ffi::raise("ValueError", "row %d: %d tokens were computed, yet there is no state_from", r, length[r] - count);
+  }
+  return 0;
 }
 
 // Checks the arguments and fills `step`; writes nothing but the library's own arrays.
@@ -181,13 +203,16 @@ inline int prepare(const Model& model, const int32_t* args, bool decode, int max
         if (count && table[p] == 0) return ffi::raise("ValueError", "row %d, group %d, entry %d: new tokens have no page", r, g, p);
     }
   }
+  if (model.state_bytes && prepare_states(model, args, step)) return -1;
   for (int b = 0; b < logit_rows; ++b) {
     const int t = args[f.logit_token + b], r = args[f.logit_row + b];
     if (t < 0 || t >= tokens) return ffi::raise("ValueError", "logit row %d: token %d of %d", b, t, tokens);
     if (r < -1 || r >= requests || (r >= 0 && slot_of[r] < 0)) return ffi::raise("ValueError", "logit row %d: request row %d", b, r);
   }
 
+  const StatePages states = step.states;
   step = Step{};
+  step.states = states;
   step.tokens = tokens, step.requests = requests, step.logit_rows = logit_rows;
   step.token_ids = s.token_ids, step.positions = s.positions, step.rows = s.rows;
   step.batch = {tokens, requests, start, length, slot_of};

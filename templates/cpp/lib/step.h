@@ -6,11 +6,14 @@
 #include <cstdint>
 
 #include "cache.h"
+#include "latent.h"
 #include "sample.h"
+#include "scan.h"
 
 namespace kg {
 
-// One layer's place in the cache: whose block table, and the byte in each page.
+// One place where a layer keeps something: whose block table, and the byte in each page; of a state
+// only the byte counts.
 struct LayerCache {
   int group;
   size_t offset;
@@ -39,12 +42,20 @@ struct Step {
   int max_pages;                    // entries of a row's block table
   const int32_t* const* block_table;  // [groups] -> [requests, max_pages]
 
+  StatePages states;                // of the requests, where layers carry any
+
   int32_t* last_sampled;        // [slots]
 
   // The pages of one layer.
   template <class T, int KV_HEADS, int D>
   Cache<T, KV_HEADS, D> layer(const LayerCache& place) const {
     return {cache + place.offset, page_bytes, 0, block_table[place.group], max_pages};
+  }
+
+  // The same of a layer that keeps one row a token.
+  template <class T, int WIDTH>
+  LatentCache<T, WIDTH> latents(const LayerCache& place) const {
+    return {cache + place.offset, page_bytes, block_table[place.group], max_pages};
   }
 };
 
