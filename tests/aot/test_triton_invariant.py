@@ -16,12 +16,12 @@ from kernelgen_runtime.artifact.open import Artifact
 from kernelgen_runtime.device.choose import Choice
 from kernelgen_runtime.device.cuda import CudaDevice
 from kernelgen_runtime.launch.cuda_runner import CudaRunner
-from needle import hidden, needle_of
 from runtime_fakes import manifest_of
 
 import kernelgen.archs
 from kernelgen.cli.model import ModelSource
 from kernelgen.spec.config import ConfigFile
+from tests.needle import hidden, needle_of
 
 DECODE, MIXED = (1, 4), (16, 64)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from kernelgen_runtime import LLM
-from needle import hidden, needle_of
 
 from kernelgen.archs.registry import builtin_config
 from kernelgen.cli.model import resolve
@@ -18,6 +17,7 @@ from kernelgen.compile.isa import machine_isas
 from kernelgen.hw import parse_target
 from kernelgen.planner.plan import Plan
 from tests.model_builds import build, kernelgen, small_config
+from tests.needle import hidden, needle_of
 
 MODELS = ("qwen3-0.6b", "granite-swash-2b", "granite-swash-3b-a600m")
 

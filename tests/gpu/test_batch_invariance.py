@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from kernelgen_runtime import LLM
-from needle import hidden, needle_of
+
+from tests.needle import hidden, needle_of
 
 BUILD = "KERNELGEN_GPU_INVARIANT_BUILD"
 CHUNKS = ((None, True), (64, True), (17, True), (1, False))
