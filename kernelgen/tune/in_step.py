@@ -71,10 +71,14 @@ class InStep:
 
     def _known(self) -> dict[str, str]:
         """Decisions of earlier runs on the code that is here."""
+        here = {g: self.bundle.group[g] for g in self.step.tried}
         return {
             line["group"]: line["candidate"]
             for line in self.journal.of("decided", step=self.step.id)
-            if not line["flag"] and line["code"] == self.bundle.group[line["group"]].code
+            if not line["flag"]
+            and line["group"] in here
+            and line["code"] == here[line["group"]].code
+            and line["candidate"] in [c.id for c in here[line["group"]].candidates]
         }
 
     @staticmethod

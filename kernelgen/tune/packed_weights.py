@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from kernelgen.formats import WeightFormat
@@ -14,16 +16,33 @@ _SPREAD = 0.5
 """of codes' own range: what deviation the numbers have beside the largest that a code can mean"""
 
 
-def matrix_bytes(kind: WeightFormat, n: int, k: int) -> int:
-    """What `[N, K]` takes as rows."""
-    return row_sections(kind, n, k).bytes
+def stored_bytes(kind: WeightFormat, shape: Sequence[int]) -> int:
+    """What `[N, K]`, or a stack `[E, N, K]`, takes as rows."""
+    *stack, n, k = shape
+    return prod(stack) * row_sections(kind, n, k).bytes
 
 
-def random_packed(kind: WeightFormat, n: int, k: int, device: str, seed: int) -> Tensor:
+def random_packed(kind: WeightFormat, shape: Sequence[int], device: str, seed: int) -> Tensor:
     """`uint8 [bytes]`: codes of every kind that is a number, scales around 1/√K of their range."""
     import torch
 
+    *stack, n, k = shape
     made = torch.Generator(device=device).manual_seed(seed)
+    return torch.cat([_random(kind, n, k, device, made) for _ in range(prod(stack))])
+
+
+def meant(kind: WeightFormat, shape: Sequence[int], packed: Tensor) -> Tensor:
+    """`float64` of that shape: what the codes stand for, exactly."""
+    import torch
+
+    *stack, n, k = shape
+    parts = packed.view(prod(stack), -1)
+    return torch.stack([_meant(kind, n, k, part) for part in parts]).view(*shape)
+
+
+def _random(kind: WeightFormat, n: int, k: int, device: str, made: Any) -> Tensor:
+    import torch
+
     at = row_sections(kind, n, k)
     whole = torch.zeros(at.bytes, dtype=torch.uint8, device=device)
     codes = whole[: n * at.row_bytes]
@@ -44,8 +63,7 @@ def random_packed(kind: WeightFormat, n: int, k: int, device: str, seed: int) ->
     return whole
 
 
-def meant(kind: WeightFormat, n: int, k: int, packed: Tensor) -> Tensor:
-    """`float64 [N, K]`: what the codes stand for, exactly."""
+def _meant(kind: WeightFormat, n: int, k: int, packed: Tensor) -> Tensor:
     at = row_sections(kind, n, k)
     codes = _codes(kind, packed[: n * at.row_bytes].view(n, at.row_bytes))[:, :k].long()
     scale = _wide(_scale_values(_scales(packed, kind, at), kind), kind, n, k)
@@ -73,10 +91,10 @@ def _codes(kind: WeightFormat, octets: Tensor) -> Tensor:
 
     if kind.code.stored_bits == 8:
         return octets
-    # Code j of word w of a chunk is column 4j + w.
+    # Code j of word w of a chunk is column 8·(j mod 4) + 2w + ⌊j / 4⌋.
     both = torch.stack([octets & 15, octets >> 4], dim=-1)
-    rows = len(octets)
-    return both.view(rows, -1, 4, 8).transpose(2, 3).reshape(rows, -1, CHUNK).reshape(rows, -1)
+    words = both.view(len(octets), -1, 4, 2, CHUNK // 8)
+    return words.permute(0, 1, 4, 2, 3).reshape(len(octets), -1)
 
 
 def _table(kind: WeightFormat, device: Any) -> Tensor:

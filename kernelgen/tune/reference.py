@@ -210,9 +210,7 @@ def _exact(value: Value, given: Tensor, rows: Mapping[Dim, Tensor]) -> Tensor:
     """What an operand means: float64, int64 where it holds numbers of things."""
     kind, leading = value.type.dtype, value.type.leading
     if isinstance(kind, WeightFormat):
-        n, k = value.type.shape
-        assert isinstance(n, int) and isinstance(k, int)
-        return meant(kind, n, k, given)
+        return meant(kind, [d for d in value.type.shape if isinstance(d, int)], given)
     cut = given if leading is None else given[rows[leading]]
     return cut.double() if given.is_floating_point() else cut.long()
 

@@ -18,7 +18,7 @@ from kernelgen.ops.registry import op_kinds
 from kernelgen.planner.plan import COUNTERS, SCRATCH
 from kernelgen.tune.bundle import Argument, DeviceFacts, Group, Matrix, ModelFacts, TableFacts
 from kernelgen.tune.driver import Described, Parameters, parameters
-from kernelgen.tune.packed_weights import matrix_bytes, random_packed
+from kernelgen.tune.packed_weights import random_packed, stored_bytes
 from kernelgen.tune.step_data import (
     GREEDY,
     Choosing,
@@ -416,7 +416,7 @@ class _Setting:
         for number, value in enumerate(big):
             kind = value.type.dtype
             if isinstance(kind, WeightFormat):
-                first = random_packed(kind, *_matrix(value), self.stage.device, number + 1)
+                first = random_packed(kind, _shape(value), self.stage.device, number + 1)
                 found[value.name] = (first, *(first.clone() for _ in range(copies - 1)))
         return found
 
@@ -469,16 +469,10 @@ def poisoned(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _matrix(value: Value) -> tuple[int, int]:
-    n, k = value.type.shape
-    assert isinstance(n, int) and isinstance(k, int)
-    return n, k
-
-
 def _stored_bytes(value: Value) -> int:
     kind = value.type.dtype
     if isinstance(kind, WeightFormat):
-        return matrix_bytes(kind, *_matrix(value))
+        return stored_bytes(kind, _shape(value))
     return value.type.static_elements * kind.bits // 8
 
 

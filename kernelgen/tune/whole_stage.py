@@ -232,9 +232,8 @@ def _packed(stage: Stage, one: WeightFacts, made: dict[tuple[object, ...], Tenso
     """One matrix of each kind and shape is made, the others are its copies."""
     kind = weight_format(one.stored)
     assert isinstance(kind, WeightFormat)
-    n, k = one.shape
-    key = (one.stored, n, k)
+    key = (one.stored, *one.shape)
     if key not in made:
-        made[key] = random_packed(kind, n, k, stage.device, len(made) + 1)
+        made[key] = random_packed(kind, one.shape, stage.device, len(made) + 1)
         return made[key]
     return made[key].clone()

@@ -170,6 +170,20 @@ def test_a_step_stays_on_one_gpu(tmp_path: Path) -> None:
         measure_bundle(path, tmp_path / "j", Measuring(kind="fake:{}", ray="local"))
 
 
+@pytest.mark.usefixtures("near_together")
+def test_decisions_that_do_not_fit_the_bundle_are_made_again(tmp_path: Path) -> None:
+    made, journal = stepped(1), tmp_path / "journal"
+    path = write(tmp_path, made)
+    measured(path, journal)
+    (line,) = lines_of(journal, "decided")
+    odd = [{"candidate": "tiles=0"}, {"group": "gone"}, {"code": "other"}, {"flag": "busy"}]
+    text = [t for t in journal.read_text().splitlines() if '"decided"' not in t]
+    text += [json.dumps(line | change) for change in odd]
+    journal.write_text("\n".join(text) + "\n")
+    assert measured(path, journal).decided == 1
+    assert lines_of(journal, "decided")[-1]["candidate"] == line["candidate"]
+
+
 def test_a_step_of_kernels_that_are_not_there_is_no_bundle() -> None:
     made = stepped()
     with pytest.raises(UsageError, match="not here"):

@@ -128,11 +128,15 @@ def tune(
         source, target, sizes=sizes, wanted=families, effort=effort, missing=missing,
         whole_step=whole_step, dtype=dtype.value, tables=tables, online=quantization_config,
     )  # fmt: skip
+    if whole_step and ray is not None:
+        hint = "leave out --ray, or --emit here and --measure on one GPU"
+        raise UsageError("a whole step stays on one GPU", where="--whole-step", hint=hint)
     if emit is not None:
         made = _emit(wish, emit, jobs, json)
         console.result_json(made) if json else console.result(made.bundle)
         return
-    book = journal or Path(f"{source.name}.tune.journal.jsonl")
+    kind = "tune.whole" if whole_step else "tune"
+    book = journal or Path(f"{source.name}.{kind}.journal.jsonl")
     refuse_unwritable(book)
     _tune(wish, book, how, jobs, json)
     _tell_merged(tuning.merge_journals([book], tables, provenance), json=False)
