@@ -76,7 +76,8 @@ class PairsTile:
                 found.append(Wasteful("less than 16 bytes of a row of codes for each thread"))
         elif self.depth * problem.weight_bits * self.outputs < self.warps * WARP * 128:
             found.append(Wasteful("less than 16 bytes of weights for each thread and step"))
-        if self.depth > max(256, next_power_of_two(max(problem.k, problem.beside))):
+        least = 128 * WARP // problem.weight_bits if problem.packed else 256
+        if self.depth > max(least, next_power_of_two(max(problem.k, problem.beside))):
             found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
         return tuple(found)
 
