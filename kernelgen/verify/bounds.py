@@ -75,6 +75,7 @@ from kernelgen.verify.bounded import (
 from kernelgen.verify.expert_bounds import (
     expert_product_error,
     expert_sum_error,
+    scaled_weights_rounded,
     weights_error,
 )
 
@@ -121,6 +122,8 @@ def _elsewhere(
         if arithmetic.narrow_weights and _is_grouped(block, node):
             found.append(_rounded_weights(*inputs))
         return sum(found) if found else None
+    if isinstance(op, ExpertLinear) and arithmetic.narrow_weights and _is_grouped(block, node):
+        return scaled_weights_rounded(op, inputs, view)
     if arithmetic.narrow_weights and isinstance(op, Attention):
         return weights_rounded(op, inputs, view, op.dtype == BFLOAT16)
     return None
@@ -219,7 +222,7 @@ def _rounded_unscaled(rows: Bounded, weight: Bounded) -> Any:
 
 def _is_grouped(block: Block, node: Node) -> bool:
     """Whether bfloat16 rows meet a packed matrix whose scales do not wait for the sums."""
-    x, kind = (block.value[name].type.dtype for name in node.inputs)
+    x, kind = (block.value[name].type.dtype for name in node.inputs[:2])
     return x == BFLOAT16 and isinstance(kind, WeightFormat) and kind.group != WHOLE
 
 

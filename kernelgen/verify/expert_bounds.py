@@ -12,7 +12,7 @@ from typing import Any
 
 from kernelgen.ops import ExpertLinear, SumExperts, WeighExperts
 from kernelgen.ops.step import StepView
-from kernelgen.verify.bounded import LIBRARY, TINY, Bounded, U, summed
+from kernelgen.verify.bounded import LIBRARY, NARROW, TINY, Bounded, U, summed
 
 
 def expert_product_error(
@@ -24,6 +24,16 @@ def expert_product_error(
     (terms,) = op.reference([x.value.abs(), size, ids.value], view)
     (moved,) = op.reference([x.error, size, ids.value], view)
     return [summed(stack.value.shape[-1]) * terms + moved + TINY]
+
+
+def scaled_weights_rounded(op: ExpertLinear, inputs: Sequence[Bounded], view: StepView) -> Any:
+    """What it may cost to round each scaled weight once, see `bounds`."""
+    import torch
+
+    x, stack, ids = inputs[0].value, inputs[1].value, inputs[2].value
+    (squares,) = op.reference([x.square(), stack.square(), ids], view)
+    (sizes,) = op.reference([x.abs(), stack.abs(), ids], view)
+    return torch.minimum(3.5 * NARROW * squares.sqrt(), NARROW * sizes)
 
 
 def weights_error(

@@ -29,6 +29,7 @@ from kernelgen.planner.plan import SCRATCH, Plan
 from kernelgen.planner.planner import Planner
 from kernelgen.spec.experts import ExpertMap, RouterSpec, Scoring
 from kernelgen.spec.model import Activation, CacheSpec, MlpSpec, MoeSpec
+from kernelgen.verify.bounded import AS_WRITTEN, Arithmetic
 from kernelgen.verify.bounds import evaluate_bounded
 from kernelgen.verify.layouts import laid_out
 from kernelgen.verify.library import KernelLibrary
@@ -224,10 +225,12 @@ def wrong(
     found: torch.Tensor,
     shape: Shape,
     every: bool = False,
+    arithmetic: Arithmetic = AS_WRITTEN,
 ) -> int:
     """Elements outside their bound, of rows whose choice is clear, or of `every` row."""
     exact = {n: t.double() if t.is_floating_point() else t.long() for n, t in given.items()}
-    want = evaluate_bounded(built.block, exact, NO_STEP)[dict(built.block.results)[STREAM]]
+    values = evaluate_bounded(built.block, exact, NO_STEP, arithmetic)
+    want = values[dict(built.block.results)[STREAM]]
     sure = torch.ones(len(found), dtype=torch.bool) if every else clear(built, given, shape)
     assert sure.float().mean() > 0.9
     inside = (found.double() - want.value).abs() <= want.error

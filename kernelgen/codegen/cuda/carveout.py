@@ -14,7 +14,7 @@ from kernelgen.codegen.cuda.image import KernelImage
 from kernelgen.codegen.cuda.launches import GpuKernels, launch_key
 from kernelgen.planner.plan import Plan
 
-STREAMING = frozenset({"gemv", "sliced", "sliced_packed"})
+STREAMING = frozenset({"gemv", "sliced", "sliced_packed", "experts_pairs"})
 """families whose weights go to registers, not to shared memory"""
 NONE, SOME, ALL = -1, 44, 100
 """percent of the most shared memory there can be: no preference, 100 KiB of 228, all"""

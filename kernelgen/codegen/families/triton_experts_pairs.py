@@ -51,13 +51,15 @@ class PairsTile:
     warps: int
 
     def footprint(self, problem: Experts) -> Footprint:
-        """Registers: the weights of two steps as stored, one float32 sum for each (packed: for
-        sixteen bytes of codes, beside their rows)."""
+        """Registers: the weights of two steps as stored, one float32 sum for each. Packed: the
+        numbers of a matrix, of 4-bit codes one of each word at a time, rows, addresses."""
         threads = self.warps * WARP
         each = self.outputs * problem.matrices * self.depth / threads
         stored = 2 * problem.weight_bits / 32
         if problem.packed:
-            held = each * (stored + problem.weight_bits / 128) + self.depth / threads
+            numbers = each / problem.matrices / (1 if problem.weight_bits == 8 else 4)
+            addresses = 4 * self.outputs * problem.matrices * max(1, _chunks(self, problem))
+            held = each * stored + numbers + self.depth / threads + addresses
         else:
             held = each * (stored + 1)
         return Footprint(self.warps, frame_registers(held), shared_bytes=self.warps * 128)
@@ -76,7 +78,8 @@ class PairsTile:
                 found.append(Wasteful("less than 16 bytes of a row of codes for each thread"))
         elif self.depth * problem.weight_bits * self.outputs < self.warps * WARP * 128:
             found.append(Wasteful("less than 16 bytes of weights for each thread and step"))
-        if self.depth > max(256, next_power_of_two(max(problem.k, problem.beside))):
+        least = 128 * WARP // problem.weight_bits if problem.packed else 256
+        if self.depth > max(least, next_power_of_two(max(problem.k, problem.beside))):
             found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
         return tuple(found)
 
@@ -114,6 +117,11 @@ class PairsTile:
             *masked("outputs", problem.n, self.outputs),
             *masked("depth", problem.k, self.depth),
         )
+
+
+def _chunks(tile: PairsTile, problem: Experts) -> int:
+    """16 bytes of a row of codes that a thread takes in a step."""
+    return tile.depth * problem.weight_bits // 128 // (tile.warps * WARP)
 
 
 def _read_again(problem: Experts, device: Device) -> float:

@@ -9,6 +9,7 @@ from kernelgen.codegen.cuda.launches import GpuKernel, GpuPass, Grid
 from kernelgen.codegen.cuda.unit import TritonUnit
 from kernelgen.codegen.families.expert_roles import ExpertRoles
 from kernelgen.codegen.families.triton_block import ceil_div, next_power_of_two
+from kernelgen.codegen.families.triton_experts import experts_format
 from kernelgen.codegen.families.triton_experts_sorted import (
     ORDER_BLOCK,
     SortedTile,
@@ -27,6 +28,10 @@ from kernelgen.planner.plan import SCRATCH, Kernel
 _BAND = Frame(
     "pair[:, None]", "col[None, :]", Mask("mine"), Mask("(col < N)[None, :]"), Mask("live[:, None]")
 )
+# Packed: columns are the long side of the tensor cores' product, numbers stay in registers.
+_PACKED_BAND = Frame(
+    "pair[None, :]", "col[:, None]", Mask("mine"), Mask("(col < N)[:, None]"), Mask("live[None, :]")
+)
 
 
 def sorted_kernel(
@@ -35,7 +40,8 @@ def sorted_kernel(
     """Two launches: pairs sorted by expert, then tiles of pairs of one expert."""
     tile, region, roles = SortedTile(**choice), kernel.match.region, kernel.match.roles
     assert isinstance(roles, ExpertRoles)
-    context = experts_context(region, roles, _BAND) | {"exact": not narrow(region, roles)}
+    frame = _BAND if experts_format(region, roles) is None else _PACKED_BAND
+    context = experts_context(region, roles, frame) | {"exact": not narrow(region, roles)}
     experts, top = context["experts"], context["top"]
     context |= {"starts": start_words(experts), "width": next_power_of_two(experts + 2)}
     columns = ceil_div(context["n"], tile.outputs)
