@@ -89,5 +89,14 @@ def test_answers_follow_a_schema_and_call_tools(client: Any) -> None:
     )
     (call,) = answer.choices[0].message.tool_calls
     assert call.function.name == "weather" and "age" in json.loads(call.function.arguments)
+    stream = client.chat.completions.create(
+        model="smollm2", messages=QUESTION, tools=tools, tool_choice=chosen, max_tokens=120,
+        stream=True,
+    )  # fmt: skip
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    assert deltas[0].role == "assistant"
+    parts = [part for delta in deltas for part in delta.tool_calls or ()]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert {part.index for part in parts} == {0} and parts[0].function.name == "weather"
     with pytest.raises(openai.BadRequestError, match="structured output"):
         client.completions.create(model="smollm2", prompt="x", extra_body={"guided_regex": "(("})

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("msgspec")
 pytest.importorskip("yaml")
 
-from kernelgen_runtime.cli import build_parser
+from kernelgen_runtime.cli import build_parser, main
 from kernelgen_runtime.errors import KernelgenRuntimeError
 from kernelgen_runtime.server.arguments import ArgumentsError
 from kernelgen_runtime.server.bind import bind
@@ -174,6 +174,18 @@ def test_a_socket_left_behind_is_taken_and_a_live_one_is_not(tmp_path: Path) -> 
     with pytest.raises(ArgumentsError, match="cannot be used"):
         bind("127.0.0.1", 0, path)
     live.close()
+
+
+def test_paths_that_hold_nothing_are_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", str(tmp_path / "none"), "--weights", str(tmp_path)]) == 2
+    assert main(["serve", str(tmp_path), "--weights", str(tmp_path / "none")]) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in told] == [
+        "no such file or folder",
+        "no such folder",
+    ]
 
 
 def test_it_listens_to_this_machine_alone() -> None:

@@ -55,9 +55,10 @@ def serve(flags: argparse.Namespace) -> int:
     add_serve(parser, flags.artifact)
     from .bind import bind
     from .child import EngineProcess
-    from .options import serve_options
+    from .options import check_places, serve_options
 
     options = serve_options(flags, parser.parse_args([]))
+    check_places(options)
     listener = bind(flags.host, flags.port, flags.uds)
     # The engine's imports take longest: they begin before ours of HTTP and text.
     child = EngineProcess()

@@ -48,6 +48,15 @@ def serve_options(flags: argparse.Namespace, defaults: argparse.Namespace) -> Se
     )
 
 
+def check_places(options: ServeOptions) -> None:
+    """Refuse paths that hold nothing, before anything heavy is imported. Raises ArgumentsError."""
+    artifact = Path(options.engine.artifact)
+    if not artifact.exists():
+        raise ArgumentsError(f"{artifact}: no such file or folder")
+    if options.folder is not None and not options.folder.is_dir():
+        raise ArgumentsError(f"--weights {options.folder}: no such folder")
+
+
 def _check(flags: argparse.Namespace) -> None:
     """Refuse what cannot be meant. Raises ArgumentsError."""
     if not 0 <= flags.port <= 65535:

@@ -156,7 +156,7 @@ class Server:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level=flags.uvicorn_log_level,
+            log_level=None,  # levels are set already
             access_log=not flags.disable_uvicorn_access_log,
             server_header=False,
             root_path=flags.root_path,
