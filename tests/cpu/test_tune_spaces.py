@@ -11,6 +11,7 @@ from kernelgen.cli.model import resolve
 from kernelgen.cli.pipeline import lowered
 from kernelgen.codegen.families import catalogue
 from kernelgen.codegen.families.triton_family import TritonFamily
+from kernelgen.core.errors import UnsupportedError
 from kernelgen.hw import parse_target
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Match, Refusal
@@ -37,7 +38,10 @@ def chosen(model: str, stored: str, folder: Path) -> Iterator[tuple[Match, Sizes
     graph = lowered(resolve(model), "bfloat16", online).graph
     planner = Planner(graph, DEVICE, DEVICE.target, catalogue(DEVICE, Tables(folder)))
     for step in STEPS:
-        plan = planner.plan(*step)
+        try:
+            plan = planner.plan(*step)
+        except UnsupportedError:  # no GPU family has some op of it: nothing to tune
+            return
         for kernel in plan.kernels:
             yield kernel.match, kernel.launch_sizes(plan.sizes)
 
@@ -49,7 +53,8 @@ def test_no_family_of_any_plan_is_without_a_space(tmp_path: Path) -> None:
         for match, sizes in chosen(model, stored, tmp_path):
             assert match.family.name in families()
             seen.setdefault((match.family.name, match.phase, stored), (match, sizes))
-    assert {name for name, _, _ in seen} > {"gemv", "gemv_packed", "packed", "attention_decode"}
+    known = {"gemv", "gemv_packed", "packed", "attention_decode", "attention_prefill", "route"}
+    assert {name for name, _, _ in seen} > known
     for key, (match, sizes) in seen.items():
         look_closely(key, match, sizes)
 
