@@ -30,10 +30,14 @@ EXTRAS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "gpu": {"triton": "triton"},
         "serve": {
+            "httptools": "httptools",
             "llguidance": "llguidance",
+            "msgspec": "msgspec",
             "prometheus-client": "prometheus_client",
+            "pyyaml": "yaml",
             "starlette": "starlette",
             "uvicorn": "uvicorn",
+            "uvloop": "uvloop",
         },
         "structured": {"llguidance": "llguidance"},
         "demo": {"gguf": "gguf"},

@@ -125,7 +125,8 @@ def _elsewhere(
     if isinstance(op, ExpertLinear) and arithmetic.narrow_weights and _is_grouped(block, node):
         return scaled_weights_rounded(op, inputs, view)
     if arithmetic.narrow_weights and isinstance(op, Attention):
-        return weights_rounded(op, inputs, view, op.dtype == BFLOAT16)
+        cache = block.value[node.inputs[1]].type.dtype
+        return weights_rounded(op, inputs, view, BFLOAT16 in (op.dtype, cache))
     return None
 
 

@@ -139,10 +139,11 @@ def one() -> Subject:
 
 
 def test_prompt_and_continuation(subject: Subject) -> None:
-    """A prompt of more than a page in two chunks, then tokens one by one; two cases, then one."""
+    """A prompt of more than a page in chunks, then tokens one by one; short ones side by side."""
     vocab = subject.model.lowered.spec.vocab
     cases = [Case(tuple(ids_of(n, vocab, n)), tuple(ids_of(2, vocab, 7))) for n in (18, 3)]
-    for batch in (cases, [Case(cases[1].prompt_ids, cases[1].fed_ids[:1])]):
+    short = [Case(case.prompt_ids[:2], case.fed_ids[:1]) for case in cases]
+    for batch in (cases, short):
         for case, score in zip(batch, subject.llm.score(batch), strict=True):
             found = np.concatenate([score.prefill_logits, score.decode_logits])
             assert subject.close(found, [*case.prompt_ids, *case.fed_ids])

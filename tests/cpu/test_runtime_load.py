@@ -37,7 +37,7 @@ weights = [
 ]
 weights = [replace(w, shape=laid_out_shape(w)) for w in weights]
 tensors = [TensorSpec(n, (rows, cols), ("BF16",)) for n in names]
-model = Of(tensors=tensors, ignored_pattern=re.compile("(?!)"), name="large")
+model = Of(tensors=tensors, ignored_pattern=re.compile("(?!)"), name="large", config={})
 before = peak()
 loaded = load_weights(Of(weights=weights, model=model, name="large"), sys.argv[1])
 print(peak() - before - loaded.bytes, loaded.bytes)

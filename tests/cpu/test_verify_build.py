@@ -43,7 +43,7 @@ def test_a_build_is_checked_without_being_built(
     monkeypatch.setattr(supervisor, "check_kernels", check)
     code, text = called(capsys, folder)
     assert code == 0 and seen[0].folder == folder and not seen[0].on_gpu
-    assert "1 checks over 3 cases of small (float32): all within bounds" in text
+    assert " cases of small (float32): all within bounds" in text
     assert "the model itself was not run: there are no weights given" in text
 
 

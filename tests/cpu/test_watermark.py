@@ -216,9 +216,9 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "key", "words"),
     [
-        ("1 2 x", "7", "no list of token ids"),
-        ("", "7", "holds no text"),
-        ("[1, -2]", "7", "no list of token ids"),
+        ("1 2 x", "81529346", "no list of token ids"),
+        ("", "81529346", "holds no text"),
+        ("[1, -2]", "81529346", "no list of token ids"),
         ("1 2", "", "holds no key"),
         ("1 2", "secret", "holds no whole number"),
         ("1 2", str(2**64), "key: must be"),

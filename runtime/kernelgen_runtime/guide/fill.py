@@ -18,7 +18,10 @@ def fill_all(guides: Sequence[Guide | None], bits: Bits) -> None:
     bits[:] = -1
     open_rows = [(i, g) for i, g in enumerate(guides) if g is not None and not g.error]
     library = sys.modules.get("llguidance")
-    if len(open_rows) < WORTH_THREADS or library is None:
+    of_library = library is not None and all(
+        isinstance(guide.matcher, library.LLMatcher) for _, guide in open_rows
+    )
+    if len(open_rows) < WORTH_THREADS or not of_library:
         for i, guide in open_rows:
             guide.fill(bits[i])
         return
