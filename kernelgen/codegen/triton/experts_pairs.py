@@ -46,7 +46,7 @@ def pairs_kernel(
     }
     constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
     shape = (tile.warps, 1)
-    return single_launch(kernel, why, "experts_pairs", context | more, constants, shape, grid)
+    return single_launch(kernel, why, "experts_pairs", context | more, tile, constants, shape, grid)
 
 
 def _together(top: int) -> int:

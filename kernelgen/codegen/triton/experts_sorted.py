@@ -51,7 +51,7 @@ def sorted_kernel(
 
     constants = {"ROWS": tile.rows, "OUTPUTS": tile.outputs, "DEPTH": tile.depth}
     shape = (tile.warps, tile.stages)
-    product = single_launch(kernel, why, "experts_sorted", context, constants, shape, grid)
+    product = single_launch(kernel, why, "experts_sorted", context, tile, constants, shape, grid)
     return GpuKernel((_order(kernel, roles, context), *product.passes))
 
 

@@ -33,7 +33,7 @@ def route_kernel(
 
     context = {"route": route_context(region, roles.nodes)}
     shape = (tile.warps, 1)
-    return single_launch(kernel, why, "route", context, {"ROWS": tile.rows}, shape, grid)
+    return single_launch(kernel, why, "route", context, tile, {"ROWS": tile.rows}, shape, grid)
 
 
 def route_context(region: Region, nodes: Sequence[Node]) -> dict[str, Any]:

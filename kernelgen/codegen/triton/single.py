@@ -7,6 +7,7 @@ from typing import Any
 
 from kernelgen.codegen.cuda.launches import GpuKernel, GpuPass, Grid
 from kernelgen.codegen.cuda.unit import TritonUnit
+from kernelgen.codegen.families.triton_choice import tile_text
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.triton.kernels import Given, header, kernel_arguments
 from kernelgen.ir.types import Sizes
@@ -18,11 +19,14 @@ def single_launch(
     why: tuple[str, ...],
     template: str,
     context: Mapping[str, Any],
+    tile: object,
     constants: Mapping[str, int],
     shape: tuple[int, int],
     grid: Callable[[Sizes], Grid],
 ) -> GpuKernel:
-    """The one launch of a template. `shape`: warps and stages."""
+    """The one launch of a template. `tile`: what planning may have to exclude where its code spills;
+    `shape`: warps and stages.
+    """
     given = kernel_arguments(kernel)
     text = render(
         f"triton/{template}.py.j2",
@@ -41,7 +45,7 @@ def single_launch(
         num_warps=shape[0],
         num_stages=shape[1],
         pdl=True,
-        tile=", ".join(f"{key.lower()} {value}" for key, value in constants.items()),
+        tile=tile_text(tile),
     )
     return GpuKernel((GpuPass(unit, tuple(g.source for g in given), grid),))
 
