@@ -24,8 +24,8 @@ def single_launch(
     shape: tuple[int, int],
     grid: Callable[[Sizes], Grid],
 ) -> GpuKernel:
-    """The one launch of a template. `tile`: what planning may have to exclude where its code spills;
-    `shape`: warps and stages.
+    """The one launch of a template. `tile`: what planning excludes where its code spills; `shape`:
+    warps and stages.
     """
     given = kernel_arguments(kernel)
     text = render(
