@@ -16,6 +16,7 @@ from kernelgen.codegen.families.triton_block import (
 )
 from kernelgen.codegen.families.triton_choice import Best, Wasteful, best
 from kernelgen.codegen.families.triton_product import Product
+from kernelgen.codegen.families.triton_sliced import MOST_ROWS, padded_rows
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
     REDUCE_US,
@@ -27,8 +28,6 @@ from kernelgen.codegen.families.triton_time import (
 from kernelgen.hw.device import Device
 from kernelgen.planner.family import Refusal
 
-MOST_ROWS = 16
-_LEAST_ROWS = 8  # the short side of an m16n8k16 product
 _LANES_ALONG = 4
 _LANE_BYTES = 16
 _CODE_OPS = {4: 2.2, 8: 2.8}
@@ -36,11 +35,6 @@ _CODE_OPS = {4: 2.2, 8: 2.8}
 the model's multiply-add: 2.8 to 3.3 and 3.5 to 4.5 are counted in the machine code"""
 _PRODUCT_US = 0.02
 _TENSOR_SHARE = 0.3
-
-
-def padded_rows(rows: int) -> int:
-    """Rows that the tensor cores see."""
-    return max(_LEAST_ROWS, next_power_of_two(rows))
 
 
 @dataclass(frozen=True)
