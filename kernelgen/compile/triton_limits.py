@@ -10,6 +10,8 @@ from kernelgen.hw import parse_target
 
 _MOST_THREADS = 1024
 _TENSOR_COLUMNS = 512
+MOST_CLUSTER = 8
+"""blocks of a cluster that every SM with clusters runs"""
 _TOLD = 5
 
 
@@ -52,6 +54,7 @@ def problems(image: KernelImage, spills: bool = False) -> list[str]:
     # The register file hands out units of 256 to a warp.
     each = -(-image.registers // 8) * 8
     registers = each * image.threads
+    most = MOST_CLUSTER if device.has("cluster") else 1
     checks = [
         (
             image.spill_bytes > 0 and not spills,
@@ -80,6 +83,9 @@ def problems(image: KernelImage, spills: bool = False) -> list[str]:
             f"asks for {image.scratch_bytes} bytes of global scratch a block, as descriptors made"
             " on the device do (limit: 0)",
         ),
-        (image.clusters > 1, f"runs in clusters of {image.clusters} blocks (limit: 1)"),
+        (
+            image.cluster > most,
+            f"runs in clusters of {image.cluster} blocks (limit: {most})",
+        ),
     ]
     return [text for exceeded, text in checks if exceeded]

@@ -72,6 +72,8 @@ class Launch:
     cooperative: bool
     registers: int
     arguments: tuple[Argument, ...]
+    cluster: int = 1
+    """blocks of a cluster"""
 
 
 @dataclass(frozen=True)

@@ -108,6 +108,7 @@ def _of_image(image: KernelImage) -> dict[str, Any]:
         "shared_bytes": image.shared_bytes,
         "pdl": image.pdl,
         "cooperative": image.cooperative,
+        "cluster": image.cluster,
         "registers": image.registers,
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 from kernelgen.core.errors import NoDeviceError
 from kernelgen.tune.bundle import Launch, Matrix
 
-_COOPERATIVE, _DEPENDENT = 2, 6  # CUlaunchAttributeID
+_COOPERATIVE, _CLUSTER, _DEPENDENT = 2, 4, 6  # CUlaunchAttributeID
 _SHARED_BYTES, _CARVEOUT = 8, 9  # CUfunction_attribute
 _PLAIN_SHARED = 48 << 10
 _HIDDEN = 2
@@ -92,12 +92,16 @@ class Prepared:
         self._config.block[:] = (launch.threads, 1, 1)
         self._config.shared = launch.shared_bytes
         # The one that may be left out comes last.
-        wanted = ((_COOPERATIVE, launch.cooperative), (_DEPENDENT, launch.pdl))
-        ids = [number for number, on in wanted if on]
-        self._attributes = (_Attribute * 2)()
-        for place, number in enumerate(ids):
+        wanted = (
+            (_COOPERATIVE, launch.cooperative, (1,)),
+            (_CLUSTER, launch.cluster > 1, (launch.cluster, 1, 1)),
+            (_DEPENDENT, launch.pdl, (1,)),
+        )
+        ids = [(number, value) for number, on, value in wanted if on]
+        self._attributes = (_Attribute * len(wanted))()
+        for place, (number, value) in enumerate(ids):
             self._attributes[place].id = number
-            self._attributes[place].value[0] = 1
+            self._attributes[place].value[: len(value)] = value
         self._config.attributes = ctypes.addressof(self._attributes)
         self._all, self._alone = len(ids), len(ids) - launch.pdl
         self.empty = 0 in launch.grid

@@ -17,6 +17,7 @@ _KNOWN = 0.98
 _MAJOR: Mapping[str, tuple[str, ...]] = {
     "gemv": ("outputs", "depth"),
     "sliced": ("outputs", "depth", "warps"),
+    "clustered": ("outputs", "cluster", "warps"),
     "skinny": ("outputs", "splits", "warps"),
     "gemm": ("rows", "outputs", "warps"),
     "gemm_tma": ("rows", "outputs", "warps"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelgen.codegen.families import (
+    triton_clustered,
     triton_decode,
     triton_packed,
     triton_prefill,
@@ -239,6 +240,9 @@ _SPACES: Mapping[str, Pairing] = {
     "gemv": _plain(lambda quote, device: _gemv(device)),
     "sliced": _plain(
         lambda quote, _: triton_sliced.space(triton_sliced.padded_rows(quote.problem.rows))
+    ),
+    "clustered": _plain(
+        lambda quote, _: triton_clustered.space(triton_sliced.padded_rows(quote.problem.rows))
     ),
     "skinny": _plain(lambda quote, _: _skinny(padded_rows(quote.problem.rows))),
     "gemm": _plain(lambda quote, _: _gemm()),

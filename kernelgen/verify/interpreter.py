@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kernelgen.core.errors import UsageError
+from kernelgen.verify.clusters import cluster_assembly, run_clusters
 from kernelgen.verify.overflow import install_overflow_check
 
 _SWITCH = "TRITON_INTERPRET"
@@ -41,6 +42,14 @@ class Unit(Protocol):
     @property
     def constants(self) -> Sequence[tuple[str, Any]]:
         """Names and values of constants."""
+
+    @property
+    def cluster(self) -> int:
+        """Neighbouring blocks that run together."""
+
+    @property
+    def exchange_bytes(self) -> int:
+        """Shared memory of a block that the others write to."""
 
 
 def install() -> None:
@@ -74,7 +83,19 @@ def interpret(unit: Unit, grid: tuple[int, int, int], arguments: Sequence[Any]) 
         a.name: value if a.block is None else _descriptor(value, a.block)
         for a, value in zip(unit.signature, arguments, strict=True)
     }
-    function[grid](**values, **constants)
+    blocks = grid if unit.cluster == 1 else _in_clusters(function.rewrite(), unit, grid)
+    function[blocks](**values, **constants)
+
+
+def _in_clusters(function: Any, unit: Unit, grid: tuple[int, int, int]) -> Callable[..., Any]:
+    """A grid that has no block left: all have run when its size is asked for."""
+    import triton.runtime.interpreter as interpreter
+
+    def run(arguments: Any) -> tuple[int, int, int]:
+        run_clusters(function, arguments, grid, unit.cluster, unit.exchange_bytes, interpreter)
+        return (0, 1, 1)
+
+    return run
 
 
 def _descriptor(matrix: Any, block: tuple[int, int]) -> Any:
@@ -214,18 +235,21 @@ def _constant(interpreter: Any) -> Callable[..., Any]:
 
 
 def _hint(interpreter: Any) -> Callable[..., Any]:
-    """Assembly that only asks for lines of a cache (nothing happens), and products of pairs."""
+    """Assembly that only asks for lines of a cache (nothing happens), products of pairs, and what
+    the blocks of a cluster exchange.
+    """
     import numpy as np
     import triton.language as tl
 
-    class Nothing:
-        """Results of an instruction that leaves none."""
+    class Left:
+        """What an instruction leaves, or zeros."""
 
-        def __init__(self, like: Any) -> None:
-            self._data = np.zeros(like.shape, np.int32)
+        def __init__(self, data: Any) -> None:
+            self._data = data
 
         def get_result(self, number: int) -> Any:
-            return interpreter.TensorHandle(self._data, tl.int32)
+            float32 = self._data.dtype == np.float32
+            return interpreter.TensorHandle(self._data, tl.float32 if float32 else tl.int32)
 
     class Pair:
         """Products of two bfloat16 a word, plus two: rounded once."""
@@ -248,9 +272,12 @@ def _hint(interpreter: Any) -> Callable[..., Any]:
     def run(self: Any, text: str, constraints: str, values: Any, *unused: Any) -> Any:
         if text.startswith("fma.rn.bf16x2 "):
             return Pair(*(v.data for v in values))
-        if not text.startswith("prefetch."):
+        if text.startswith("prefetch."):
+            return Left(np.zeros(values[0].data.shape, np.int32))
+        left = cluster_assembly(text, [v.data for v in values])
+        if left is None:
             raise ValueError(f"the interpreter knows no assembly such as {text}")
-        return Nothing(values[0].data)
+        return Left(left)
 
     return run
 

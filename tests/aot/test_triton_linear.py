@@ -60,6 +60,13 @@ TILES = {
         {"outputs": 16, "depth": 128, "warps": 4},
         {"outputs": 32, "depth": 32, "warps": 2},
     ],
+    "clustered": [
+        {"outputs": 16, "depth": 32, "cluster": 3, "warps": 4},
+        {"outputs": 64, "depth": 16, "cluster": 8, "warps": 4},
+        {"outputs": 32, "depth": 64, "cluster": 1, "warps": 4},
+        {"outputs": 16, "depth": 16, "cluster": 2, "warps": 4},
+        {"outputs": 16, "depth": 16, "cluster": 6, "warps": 4},
+    ],
     "skinny": [
         {"outputs": 64, "depth": 64, "splits": 1, "stages": 2, "warps": 4, "ahead": 0},
         {"outputs": 32, "depth": 16, "splits": 3, "stages": 2, "warps": 4, "ahead": 0},
@@ -83,8 +90,8 @@ def _run(model: Tiny, kernel: Kernel, family: str, tile: dict[str, int], tokens:
     phase = _phase(family)
     scenario = min(scenarios(phase, model.positions, 513), key=lambda s: abs(s.tokens - tokens))
     capacity = 1 if family == "gemv" else scenario.tokens + 3
-    if family in ("skinny", "sliced"):
-        padded = triton_sliced.padded_rows if family == "sliced" else padded_rows
+    if family in ("skinny", "sliced", "clustered"):
+        padded = padded_rows if family == "skinny" else triton_sliced.padded_rows
         tile = {"rows": padded(capacity), **tile}
     region, roles = kernel.match.region, kernel.match.roles
     prep, dtype = row_prep(region, roles), region.value(roles.x).type.dtype
@@ -99,6 +106,9 @@ SIZES = [
     ("gemv", 1),
     ("sliced", 2),
     ("sliced", 13),
+    ("clustered", 2),
+    ("clustered", 13),
+    ("clustered", 33),
     ("skinny", 2),
     ("skinny", 33),
     ("gemm", 7),
@@ -108,7 +118,8 @@ SIZES = [
 
 
 def _chosen(kind: str, family: str, tokens: int) -> dict[str, int]:
-    return TILES[family][(KINDS.index(kind) + tokens) % 2]
+    tiles = TILES[family]
+    return tiles[(KINDS.index(kind) + tokens) % len(tiles)]
 
 
 @pytest.mark.parametrize("family, tokens", SIZES)

@@ -214,6 +214,7 @@ def _kernel(
         "carve_out": carve_out,
         "pdl": _cpp(image.pdl),
         "cooperative": _cpp(image.cooperative),
+        "cluster": image.cluster,
         "registers": image.registers,
         "parameters": [
             f'{{"{a.name}", {place}{boxes.get(a.name, "")}}}'

@@ -30,7 +30,7 @@ class KernelImage:
     threads: int
     """of a block; may be more than the unit asked for"""
     shared_bytes: int
-    """dynamic shared memory of a block"""
+    """dynamic shared memory of a block, what its cluster exchanges included"""
     pdl: bool
     cooperative: bool
     registers: int
@@ -41,8 +41,8 @@ class KernelImage:
     """stores and loads of spilled registers in the code of a thread"""
     tensor_columns: int
     """of tensor memory (sm_100 and later)"""
-    clusters: int
-    """blocks of a cluster"""
+    cluster: int
+    """blocks of a cluster; 1: none"""
     scratch_bytes: int
     """global memory that each block asks the launcher for"""
     ptx_sha256: str

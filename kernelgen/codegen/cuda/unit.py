@@ -66,6 +66,10 @@ class TritonUnit:
     spills_on: tuple[int, ...] = ()
     """SMs where it is legal although it spills registers: measured there as the fastest tile"""
     sms: tuple[int, ...] = ()
+    cluster: int = 1
+    """neighbouring blocks that run together and reach each other's shared memory (sm_90 and later)"""
+    exchange_bytes: int = 0
+    """shared memory of a block behind what the compiler takes: what the others send it"""
 
     def __post_init__(self) -> None:
         for name in (self.name, self.function):

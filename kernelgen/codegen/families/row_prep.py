@@ -26,6 +26,11 @@ class RowPrep:
     """whether the statistic only scales the row: `(x·w)·Wᵀ` is scaled when it is done, exact but
     for one rounding"""
 
+    @property
+    def summed(self) -> int:
+        """Statistics that blocks gather on the way, each over the part of the row that it reads."""
+        return self.statistics if self.deferred else 0
+
 
 def row_prep(region: Region, roles: LinearRoles) -> RowPrep | None:
     """How the rows are prepared; None when they are read as they are (a choice of rows is only an

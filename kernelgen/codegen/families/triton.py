@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kernelgen.codegen.families.triton_clustered import ClusteredTile, clustered
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
 from kernelgen.codegen.families.triton_experts import experts_roles
 from kernelgen.codegen.families.triton_experts_pairs import quote_pairs
@@ -86,6 +87,7 @@ _FAMILIES: Sequence[_Named] = (
     ("head_sample", head_sample_roles, quote_head, _BY_SIZE),
     ("gemv", gemv_roles, quote_product(GemvTile, gemv), _ONE_ROW),
     ("sliced", product_roles, quote_product(SlicedTile, sliced), _FEW_ROWS),
+    ("clustered", product_roles, quote_product(ClusteredTile, clustered), _FEW_ROWS),
     ("skinny", product_roles, quote_product(SkinnyTile, skinny), _FEW_ROWS),
     ("gemm", product_roles, quote_product(GemmTile, gemm), _MANY_ROWS),
     ("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma), _MANY_ROWS),

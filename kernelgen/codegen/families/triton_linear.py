@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kernelgen.codegen.families.roles import LinearRoles, linear_roles
 from kernelgen.codegen.families.triton_choice import Best, given
+from kernelgen.codegen.families.triton_clustered import ClusteredTile
 from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote, Quoter
 from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
@@ -21,7 +22,14 @@ from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
 ProductTile = (
-    GemvTile | SlicedTile | SkinnyTile | GemmTile | PackedTile | PackedGemvTile | SlicedPackedTile
+    GemvTile
+    | SlicedTile
+    | ClusteredTile
+    | SkinnyTile
+    | GemmTile
+    | PackedTile
+    | PackedGemvTile
+    | SlicedPackedTile
 )
 Chooser = Callable[[Product, Device], Best[Product] | Refusal]
 

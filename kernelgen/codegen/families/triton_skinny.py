@@ -98,7 +98,7 @@ class SkinnyTile:
         """float32 sums of all splits, whole tiles, and the row statistics that they gathered."""
         if self.splits == 1:
             return 0
-        statistics = problem.prep.statistics if problem.prep and problem.prep.deferred else 0
+        statistics = problem.prep.summed if problem.prep else 0
         each = self.rows * (self.outputs * problem.most_matrices + statistics)
         return self.splits * problem.tiles(self.outputs) * each * 4
 

@@ -19,8 +19,10 @@ from kernelgen.codegen.cuda.launches import (
 )
 from kernelgen.codegen.cuda.unit import Argument, TritonUnit
 from kernelgen.codegen.families.roles import LinearRoles
+from kernelgen.codegen.families.row_prep import row_prep
 from kernelgen.codegen.families.row_sections import row_sections
 from kernelgen.codegen.families.triton_block import ceil_div
+from kernelgen.codegen.families.triton_clustered import ClusteredTile
 from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile
@@ -74,6 +76,8 @@ class _Tile:
     warps: int
     stages: int
     grid: Callable[[Sizes], Grid]
+    cluster: int = 1
+    exchange_bytes: int = 0
 
 
 def triton_kernel(
@@ -101,6 +105,8 @@ def triton_kernel(
         num_stages=tile.stages,
         pdl=True,
         tile=", ".join(f"{key} {value}" for key, value in choice.items()),
+        cluster=tile.cluster,
+        exchange_bytes=tile.exchange_bytes,
     )
     return GpuKernel((GpuPass(unit, tuple(g.source for g in given), tile.grid),))
 
@@ -166,6 +172,21 @@ def _sliced(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     }
     grid = (_tiles(region, roles, tile.outputs), 1, 1)
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
+
+
+def _clustered(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
+    tile, prep = ClusteredTile(**choice), row_prep(region, roles)
+    matrices = max(len(group.weights) for group in roles.groups)
+    exchange = tile.exchange_bytes(matrices, prep.summed if prep else 0)
+    constants = {
+        "ROWS": tile.rows,
+        "OUTPUTS": tile.outputs,
+        "DEPTH": tile.depth,
+        "CLUSTER": tile.cluster,
+        "EXCHANGE": exchange,
+    }
+    grid = (_tiles(region, roles, tile.outputs) * tile.cluster, 1, 1)
+    return _Tile(constants, tile.warps, 1, lambda sizes: grid, tile.cluster, exchange)
 
 
 def _skinny(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
@@ -237,6 +258,7 @@ def _rows(region: Region, roles: Roles, choice: Choice) -> _Tile:
 _TILES: Mapping[str, Callable[[Region, Roles, Choice], _Tile]] = {
     "gemv": _gemv,
     "sliced": _sliced,
+    "clustered": _clustered,
     "skinny": _skinny,
     "gemm": _gemm,
     "packed": _packed,
@@ -249,6 +271,9 @@ _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, 
         region, roles, layout.args, GemvTile(**choice)
     ),
     "sliced": lambda region, roles, layout, _: product_context(region, roles, SKINNY, layout.args),
+    "clustered": lambda region, roles, layout, _: product_context(
+        region, roles, SKINNY, layout.args
+    ),
     "skinny": lambda region, roles, layout, _: product_context(region, roles, SKINNY, layout.args),
     "gemm": lambda region, roles, layout, _: product_context(region, roles, GEMM, layout.args),
     "packed": lambda region, roles, layout, _: packed_context(region, roles, SKINNY, layout.args),

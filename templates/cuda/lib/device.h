@@ -18,6 +18,7 @@ struct Image {
   unsigned threads, shared_bytes;
   int carve_out;  // percent of the most shared memory there can be, −1: no preference
   bool pdl, cooperative;
+  int cluster;  // neighbouring blocks that run together; 1: none
 };
 struct Code {
   int sm;                 // 90 for 9.0

@@ -21,7 +21,7 @@ using Handle = void*;  // CUcontext, CUmodule, CUfunction, CUstream
 
 constexpr int OLDEST_DRIVER = 12000;  // CUDA 12.0, as cuDriverGetVersion spells it
 
-enum LaunchAttributeId : int { COOPERATIVE = 2, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+enum LaunchAttributeId : int { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
 enum FunctionAttribute : int { MAX_DYNAMIC_SHARED_BYTES = 8, PREFERRED_SHARED_CARVEOUT = 9 };
 enum DeviceAttribute : int { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76 };
 
@@ -31,6 +31,7 @@ struct LaunchAttribute {  // CUlaunchAttribute
   union {
     char bytes[64];
     int number;
+    unsigned sides[3];
   } value;
 };
 struct LaunchConfig {  // CUlaunchConfig

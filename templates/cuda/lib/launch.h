@@ -178,14 +178,20 @@ inline int run_launch(const Model& model, const Launch& launch, Values& values, 
   }
   uint64_t nothing = 0;  // the two hidden pointers of Triton's kernels: scratch and profile
   addresses[used++] = &nothing, addresses[used++] = &nothing;
-  LaunchAttribute attributes[2] = {};
+  LaunchAttribute attributes[3] = {};
   unsigned count = 0;
-  const auto set = [&](int id) {
-    attributes[count].id = id;
-    attributes[count++].value.number = 1;
+  const auto set = [&](int id, unsigned number = 1) {
+    LaunchAttribute& attribute = attributes[count++];
+    attribute.id = id;
+    attribute.value.sides[0] = number;
+    return &attribute;
   };
   if (image.pdl && overlap) set(PROGRAMMATIC_STREAM_SERIALIZATION);
   if (image.cooperative) set(COOPERATIVE);
+  if (image.cluster > 1) {
+    LaunchAttribute* cluster = set(CLUSTER_DIMENSION, (unsigned)image.cluster);
+    cluster->value.sides[1] = cluster->value.sides[2] = 1;
+  }
   const LaunchConfig config{launch.grid[0], launch.grid[1], launch.grid[2], image.threads, 1, 1, image.shared_bytes, stream, attributes, count};
   const Result result = driver().cuLaunchKernelEx(&config, function, addresses, nullptr);
   return result ? raise_launch("cuLaunchKernelEx", model, launch, values, result) : 0;
