@@ -26,8 +26,8 @@ CLUSTERS = (1, 2, 4, 8, 3, 6)
 _EXCHANGE_US = 0.6
 """two barriers of a cluster and stores into a neighbour's memory"""
 _TENSOR_SHARE = 0.5
-_MOST_WAITING = 96
-"""registers of a thread with weights of one step: more spill when their products start"""
+_MOST_WAITING = 128
+"""registers of a thread with weights of one step on their way: more spill"""
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class ClusteredTile:
 
 def space(rows: int) -> Iterator[ClusteredTile]:
     """All tiles for so many padded rows."""
-    for outputs in (64, 32, 16, 128):
-        for depth in (1024, 512, 256, 2048):
+    for outputs in (64, 32, 128):
+        for depth in (1024, 512, 256):
             for cluster in CLUSTERS:
                 for warps in (4, 8):
                     yield ClusteredTile(rows, outputs, depth, cluster, warps)
