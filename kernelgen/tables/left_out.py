@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from kernelgen.tables.lookup import between_us, near
+from kernelgen.tables.lookup import between_us, near, of_one_kind
 from kernelgen.tables.row import Row
 
 
@@ -14,7 +14,8 @@ from kernelgen.tables.row import Row
 class LeftOut:
     """Errors of a family's interpolated times as shares of the measured ones: 0.05 is 5%.
 
-    `rows` counts those with a near size measured on both sides: only there is interpolated.
+    `rows` counts those with a near size of the same tile measured on both sides: only there is
+    interpolated.
     """
 
     rows: int
@@ -37,7 +38,7 @@ def left_out(rows: Iterable[Row]) -> Mapping[str, LeftOut]:
     for (*_, family, _, _), ordered in places.items():
         for (low, row), (_, high) in pairwise(pairwise(ordered)):
             size = row.key.bucket.size
-            if near(low.key.bucket.size, size, high.key.bucket.size):
+            if near(low.key.bucket.size, size, high.key.bucket.size) and of_one_kind(low, high):
                 error = abs(between_us(low, high, size) / row.us - 1)
                 errors.setdefault(family, []).append((error, row))
     return {family: _summary(found) for family, found in sorted(errors.items())}

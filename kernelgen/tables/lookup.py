@@ -53,6 +53,19 @@ def between_us(low: Row, high: Row, size: int) -> float:
     return low.us + (high.us - low.us) * (size - a) / (b - a)
 
 
+def of_one_kind(low: Row, high: Row) -> bool:
+    """Whether two sizes have the same tile, but for rows that hold all of a size: where they have
+    not, the time between them is not a line.
+    """
+    return _kind(low) == _kind(high)
+
+
+def _kind(row: Row) -> Mapping[str, int]:
+    """The tile; how many rows it has says nothing where that follows from the size."""
+    holds_all = row.choice.get("rows", 0) >= row.key.bucket.size
+    return {**row.choice, "rows": 0} if holds_all else row.choice
+
+
 def near(below: int, size: int, above: int) -> bool:
     """Whether two measured sizes are near enough to say something of one between them."""
     return size <= NEAR * below and above <= NEAR * size
@@ -165,7 +178,7 @@ class Tables:
         self, key: TuningKey, below: tuple[Row, ...], above: tuple[Row, ...], judge: Judge
     ) -> LookUp | None:
         """Between the next measured sizes on both sides, if both are near. The tile is the nearer
-        one's, or the other's where that is illegal.
+        one's, or the other's where that is illegal. Interpolated only between equal tiles.
         """
         size = key.bucket.size
         low = next((r for r in reversed(below) if self._serves(r, judge)), None)
@@ -179,9 +192,12 @@ class Tables:
         row = next((r for r in nearer if not judge(r).illegal), None)
         if row is None:
             return None
-        us = between_us(low, high, size)
+        verdict, us = Verdict.INTERPOLATED, between_us(low, high, size)
         reason = f"between {low.us:g} µs at {low.bucket} and {high.us:g} µs at {high.bucket}"
-        return LookUp(Verdict.INTERPOLATED, reason, us, row.choice, row=row, device=key.device)
+        if not of_one_kind(low, high):
+            verdict = Verdict.MODELLED
+            reason += f", whose tiles differ: that of {row.bucket} is taken"
+        return LookUp(verdict, reason, us, row.choice, row=row, device=key.device)
 
     def _inherited(self, key: TuningKey, judge: Judge) -> LookUp | None:
         """From the sibling that a file beside the table names; its own siblings do not count."""

@@ -15,11 +15,11 @@ class Verdict(StrEnum):
     EXACT = "exact"
     """measured: this variant, this size, this device, this code"""
     INTERPOLATED = "interpolated"
-    """between two sizes measured on this device"""
+    """between two sizes measured on this device, which have the same tile"""
     INHERITED = "inherited"
     """from a sibling device, where a file beside the table declares that this is allowed"""
     MODELLED = "modelled"
-    """computed by the cost model"""
+    """computed by the cost model; or, with a choice, between two sizes that have different tiles"""
     STALE = "stale"
     """measured, but the kernel's code has changed since: computed by the cost model"""
     REFUSED = "refused"
@@ -32,7 +32,9 @@ TUNED = frozenset({Verdict.EXACT, Verdict.INTERPOLATED, Verdict.INHERITED})
 
 @dataclass(frozen=True)
 class LookUp:
-    """The answer to one key; `us` and `choice` mean something for a verdict in `TUNED` only."""
+    """The answer to one key; `us` and `choice` mean something for a verdict in `TUNED`, and for a
+    modelled one that has a choice.
+    """
 
     verdict: Verdict
     reason: str

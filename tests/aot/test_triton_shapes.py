@@ -16,7 +16,7 @@ from kernelgen.compile.store import Store
 from kernelgen.compile.triton import CompiledKernel, compile_triton
 from kernelgen.planner.caches import cache_schema
 
-FAMILIES = ("gemv", "sliced", "skinny", "gemm", "gemm_tma", "rows")
+FAMILIES = ("gemv", "sliced", "clustered", "skinny", "gemm", "gemm_tma", "rows")
 STEPS = [
     ("decode", 1, 90),
     ("mixed", 2048, 80),

@@ -78,6 +78,19 @@ def test_between_near_sizes_every_request_adds_the_same(tmp_path: Path) -> None:
     assert nobody.verdict is Verdict.MODELLED
 
 
+def test_between_different_tiles_the_time_is_modelled(tmp_path: Path) -> None:
+    """The nearer tile is taken, but its time is no measurement: it is refused where one is due."""
+    small = row(bucket="decode:16", us=10.0, us_p10=None, us_p90=None, choice={"outputs": 16})
+    large = row(bucket="decode:32", us=20.0, us_p10=None, us_p90=None, choice={"outputs": 64})
+    write(tmp_path, small, large)
+    found = Tables(tmp_path).look_up(at(24))
+    assert (found.verdict, found.choice) == (Verdict.MODELLED, {"outputs": 64})
+    assert found.us == pytest.approx(15.0) and "whose tiles differ" in found.reason
+    strict = Tables(tmp_path).look_up(at(24), require_tuned=True)
+    assert strict.verdict is Verdict.REFUSED
+    assert left_out([small, row(bucket="decode:24", choice={"outputs": 32}), large]) == {}
+
+
 @pytest.mark.parametrize("size", [7, 8, 33, 64, 65])
 def test_far_or_one_sided_sizes_are_not_interpolated(tmp_path: Path, size: int) -> None:
     """Beyond the measured sizes, and where a neighbour is more than twice as large or small."""

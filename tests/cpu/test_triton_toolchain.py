@@ -84,7 +84,7 @@ LIMITS = {
     "takes 2048 threads a block (limit: 1024)": replace(LEGAL, registers=16, threads=2048),
     "takes 520 columns of tensor memory (limit: 512)": replace(LEGAL, tensor_columns=520),
     "asks for 384 bytes of global scratch": replace(LEGAL, scratch_bytes=384),
-    "runs in clusters of 2": replace(LEGAL, clusters=2),
+    "runs in clusters of 9": replace(LEGAL, cluster=9),
 }
 
 
@@ -97,7 +97,7 @@ def test_limits(text: str) -> None:
 def test_spills_are_legal_only_where_they_were_measured() -> None:
     spilled = replace(LEGAL, spill_bytes=12)
     assert problems(spilled, spills=True) == []
-    assert len(problems(replace(spilled, clusters=2), spills=True)) == 1
+    assert len(problems(replace(spilled, cluster=9), spills=True)) == 1
     unit = replace(toy.gemv(), spills_on=(90,))
     assert 90 in unit.spills_on and 100 not in unit.spills_on
 

@@ -104,7 +104,7 @@ class TritonFamily:
         if isinstance(quote, Refusal):
             return quote
         found = self._look_up(match, sizes, device)
-        if found.verdict in TUNED:
+        if found.verdict in TUNED or (found.choice and not self.require_tuned):
             return self._tuned(match, sizes, device, quote, found) or self._modelled(
                 quote, device, found
             )
@@ -153,7 +153,8 @@ class TritonFamily:
         self, match: Match, sizes: Sizes, device: Device, modelled: Quote, found: LookUp
     ) -> Price | None:
         """A measured time with the measured tile, and what that tile needs. A time that is
-        inherited is scaled by what the model says of both devices.
+        inherited is scaled by what the model says of both devices; one between different tiles is
+        doubted as a modelled one is.
         """
         quote = self.quote(match.region, match.roles, sizes, device, found.choice)
         if isinstance(quote, Refusal):
@@ -164,10 +165,11 @@ class TritonFamily:
             if there is None:
                 return None
             us *= quote.us(device) / there
-        words = {Verdict.EXACT: "", Verdict.INTERPOLATED: "interpolated ", Verdict.INHERITED: ""}
-        model = f"(model: {modelled.us(device):.2f} µs)"
-        told = f"{words[found.verdict]}{found.reason} {model}"
-        return _price(quote, device, us, found.verdict, (told,))
+        word = "interpolated " if found.verdict is Verdict.INTERPOLATED else ""
+        told = f"{word}{found.reason} (model: {modelled.us(device):.2f} µs)"
+        price = _price(quote, device, us, found.verdict, (told,))
+        doubted = found.verdict is Verdict.MODELLED
+        return replace(price, doubt_us=us * MOST_DOUBT) if doubted else price
 
     def _sibling(self, match: Match, sizes: Sizes, device: Device, found: LookUp) -> float | None:
         """What the model says of an inherited tile on the device that was measured."""
