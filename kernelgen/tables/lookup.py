@@ -18,6 +18,8 @@ from kernelgen.tables.verdict import LookUp, Verdict
 
 NEAR = 2.0
 """how far a measured size may lie from the one asked for, as a ratio, to be interpolated from"""
+MANY = 8
+"""tiles of rows from which on one more is no step in the time"""
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,16 @@ def between_us(low: Row, high: Row, size: int) -> float:
 
 
 def of_one_kind(low: Row, high: Row) -> bool:
-    """Whether two sizes have the same tile, but for rows that hold all of a size: where they have
-    not, the time between them is not a line.
+    """Whether two sizes have the same tile, and equally many where they are few: otherwise the time
+    between them is a stair and not a line.
     """
-    return _kind(low) == _kind(high)
+    return low.choice == high.choice and _tiles(low) == _tiles(high)
 
 
-def _kind(row: Row) -> Mapping[str, int]:
-    """The tile; how many rows it has says nothing where that follows from the size."""
-    holds_all = row.choice.get("rows", 0) >= row.key.bucket.size
-    return {**row.choice, "rows": 0} if holds_all else row.choice
+def _tiles(row: Row) -> int:
+    """Tiles that hold the rows of a size, at most `MANY`; as many where tiles have no rows."""
+    rows = row.choice.get("rows", 0)
+    return min(MANY, -(-row.key.bucket.size // rows)) if rows else MANY
 
 
 def near(below: int, size: int, above: int) -> bool:

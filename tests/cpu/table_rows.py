@@ -19,7 +19,7 @@ def row(**changes: Any) -> dict[str, Any]:
         "variant": "bf16 n=4096 k=4096",
         "bucket": "decode:8",
         "backend": "triton",
-        "choice": {"rows": 2, "tile_k": 2048},
+        "choice": {"outputs": 2, "tile_k": 2048},
         "us": 8.9,
         "us_p10": 8.8,
         "us_p90": 9.3,

@@ -37,7 +37,7 @@ def test_a_row_answers_its_own_key_only(tmp_path: Path) -> None:
     tables = Tables(tmp_path)
     found = tables.look_up(KEY)
     assert (found.verdict, found.us) == (Verdict.EXACT, 8.9)
-    assert found.choice == {"rows": 2, "tile_k": 2048}
+    assert found.choice == {"outputs": 2, "tile_k": 2048}
     assert "50 samples" in found.reason and "1830 to 1980 MHz" in found.reason
     for sm, device, variant, bucket in [
         ("sm_100", "b200", KEY.variant, "decode:8"),
@@ -61,34 +61,41 @@ def at(size: int) -> Any:
 
 
 def test_between_near_sizes_every_request_adds_the_same(tmp_path: Path) -> None:
-    small = row(bucket="decode:16", us=10.0, us_p10=None, us_p90=None, choice={"rows": 16})
-    large = row(bucket="decode:32", us=20.0, us_p10=None, us_p90=None, choice={"rows": 32})
+    small = row(bucket="decode:16", us=10.0, us_p10=None, us_p90=None)
+    large = row(bucket="decode:32", us=20.0, us_p10=None, us_p90=None)
     write(tmp_path, small, large)
     tables = Tables(tmp_path)
     found = tables.look_up(at(24))
     assert found.verdict is Verdict.INTERPOLATED
-    assert found.us == pytest.approx(15.0)
-    assert found.choice == {"rows": 32}  # 24 is nearer to 32 as a ratio
+    assert found.us == pytest.approx(15.0) and found.choice == large["choice"]
     assert "10 µs at decode:16" in found.reason and "20 µs at decode:32" in found.reason
-    assert tables.look_up(at(18)).choice == {"rows": 16}
-    # The nearer tile is illegal there: the other one is taken, and its verdict stays.
-    picky = tables.look_up(at(18), lambda r: Doubt(illegal="few" * (r.choice["rows"] < 18)))
-    assert (picky.verdict, picky.choice) == (Verdict.INTERPOLATED, {"rows": 32})
-    nobody = tables.look_up(at(18), lambda r: Doubt(illegal="no"))
-    assert nobody.verdict is Verdict.MODELLED
 
 
 def test_between_different_tiles_the_time_is_modelled(tmp_path: Path) -> None:
     """The nearer tile is taken, but its time is no measurement: it is refused where one is due."""
-    small = row(bucket="decode:16", us=10.0, us_p10=None, us_p90=None, choice={"outputs": 16})
-    large = row(bucket="decode:32", us=20.0, us_p10=None, us_p90=None, choice={"outputs": 64})
+    small = row(bucket="decode:16", us=10.0, us_p10=None, us_p90=None, choice={"rows": 16})
+    large = row(bucket="decode:32", us=20.0, us_p10=None, us_p90=None, choice={"rows": 32})
     write(tmp_path, small, large)
-    found = Tables(tmp_path).look_up(at(24))
-    assert (found.verdict, found.choice) == (Verdict.MODELLED, {"outputs": 64})
+    tables = Tables(tmp_path)
+    found = tables.look_up(at(24))  # nearer to 32 as a ratio
+    assert (found.verdict, found.choice) == (Verdict.MODELLED, {"rows": 32})
     assert found.us == pytest.approx(15.0) and "whose tiles differ" in found.reason
-    strict = Tables(tmp_path).look_up(at(24), require_tuned=True)
-    assert strict.verdict is Verdict.REFUSED
-    assert left_out([small, row(bucket="decode:24", choice={"outputs": 32}), large]) == {}
+    assert tables.look_up(at(18)).choice == {"rows": 16}
+    # The nearer tile is illegal there: the other one is taken.
+    picky = tables.look_up(at(18), lambda r: Doubt(illegal="few" * (r.choice["rows"] < 18)))
+    assert picky.choice == {"rows": 32}
+    assert not tables.look_up(at(18), lambda r: Doubt(illegal="no")).choice
+    assert Tables(tmp_path).look_up(at(24), require_tuned=True).verdict is Verdict.REFUSED
+    sizes = [("16", 16), ("24", 32), ("32", 32)]
+    assert left_out([row_of(bucket=f"decode:{n}", choice={"rows": r}) for n, r in sizes]) == {}
+
+
+@pytest.mark.parametrize("high, verdict", [(192, "modelled"), (128, "interpolated")])
+def test_few_tiles_are_a_stair(tmp_path: Path, high: int, verdict: str) -> None:
+    """65 to 128 rows are two tiles of 64, 192 are three."""
+    rows = [row(bucket=f"decode:{n}", choice={"rows": 64}) for n in (96, high)]
+    write(tmp_path, *rows)
+    assert Tables(tmp_path).look_up(at(120)).verdict == verdict
 
 
 @pytest.mark.parametrize("size", [7, 8, 33, 64, 65])
@@ -160,7 +167,7 @@ def test_an_illegal_tile_is_one_warning_and_the_rest_serves(tmp_path: Path) -> N
         assert found.verdict is Verdict.MODELLED
     (problem,) = tables.problems
     assert f"{tmp_path}/sm_90/h200/linear.jsonl: line 1: a row at decode:8" in problem
-    assert "rows 2, tile_k 2048" in problem and "shared memory" in problem
+    assert "outputs 2, tile_k 2048" in problem and "shared memory" in problem
     assert not tables.stale
     assert tables.look_up(replace(KEY, variant="other")).verdict is Verdict.EXACT
 
@@ -204,7 +211,7 @@ def test_a_sibling_answers_only_where_a_file_says_so(tmp_path: Path) -> None:
     inherit(tmp_path, {"schema": 1, "source": "h200", "why": "the same die"})
     found = Tables(tmp_path).look_up(key)
     assert (found.verdict, found.device) == (Verdict.INHERITED, "h200")
-    assert found.choice == {"rows": 2, "tile_k": 2048} and "the same die" in found.reason
+    assert found.choice == {"outputs": 2, "tile_k": 2048} and "the same die" in found.reason
     # What was inherited is not handed on.
     inherit(tmp_path, {"schema": 1, "source": "h100", "why": "a cousin"}, "h20")
     assert Tables(tmp_path).look_up(replace(KEY, device="h20")).verdict is Verdict.MODELLED

@@ -84,7 +84,7 @@ def test_diff_says_what_changed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     write(tmp_path / "b", row(us=9.2, choice={"rows": 4}), same, new)
     code, out, _ = run(capsys, "tables", "diff", str(tmp_path / "a"), str(tmp_path / "b"))
     assert code == 0
-    assert "8.9 → 9.2 µs (+3.4%), rows 2, tile_k 2048 → rows 4" in out
+    assert "8.9 → 9.2 µs (+3.4%), outputs 2, tile_k 2048 → rows 4" in out
     assert "- sm_90:h200 linear decode:2" in out and "+ sm_90:h200 linear decode:4" in out
     assert out.endswith("1 added, 1 removed, 1 changed, 1 the same\n")
     code, _, err = run(capsys, "tables", "diff", str(tmp_path / "a"), str(tmp_path / "c"))

@@ -69,10 +69,10 @@ def test_without_ray_one_line_names_the_extra(
 ) -> None:
     real = builtins.__import__
 
-    def none(name: str, *rest: Any) -> Any:
+    def none(name: str, *rest: Any, **named: Any) -> Any:
         if name == "ray":
             raise ImportError("no ray")
-        return real(name, *rest)
+        return real(name, *rest, **named)
 
     path = write(tmp_path, bundle(1))
     monkeypatch.setattr(builtins, "__import__", none)
