@@ -1,8 +1,8 @@
 """Owns clusters under Triton's interpreter: blocks take turns, and pass at every barrier.
 
 The interpreter runs one block after another. Blocks of a cluster wait for each other, so each has a
-thread here, of which one runs at a time: it passes the turn on where it waits, and has it again when
-all others wait at the same place.
+thread here, of which one runs at a time: it passes the turn on where it waits, and has it again
+when all others wait at the same place.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class _Cluster:
     def run(self, block: Callable[[], None]) -> None:
         """All blocks to their end; the first error of any of them."""
         threads = [
-            threading.Thread(target=self._live, args=(number, block)) for number in range(self._size)
+            threading.Thread(target=self._live, args=(number, block))
+            for number in range(self._size)
         ]
         for thread in threads:
             thread.start()

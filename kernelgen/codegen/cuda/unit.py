@@ -67,7 +67,7 @@ class TritonUnit:
     """SMs where it is legal although it spills registers: measured there as the fastest tile"""
     sms: tuple[int, ...] = ()
     cluster: int = 1
-    """neighbouring blocks that run together and reach each other's shared memory (sm_90 and later)"""
+    """neighbouring blocks that run together and reach each other's shared memory (from sm_90 on)"""
     exchange_bytes: int = 0
     """shared memory of a block behind what the compiler takes: what the others send it"""
 
