@@ -18,7 +18,7 @@ from kernelgen.core.errors import KernelgenError
 from kernelgen.core.files import explain_os_errors, file_lock, try_file_lock, write_tree
 from kernelgen.core.jsonio import dumps, load_file
 
-_LAYOUT = "v1"  # a new number abandons old entries instead of misreading them
+_LAYOUT = "v2"  # a new number abandons old entries instead of misreading them
 _RECORD = "entry.json"
 
 
@@ -73,7 +73,7 @@ def default_root() -> Path:
 
 
 class Store:
-    """Entries at `<root>/v1/<2 hex>/<key>/`, published by one rename and checked at each use.
+    """Entries at `<root>/v2/<2 hex>/<key>/`, published by one rename and checked at each use.
 
     Any number of builds may use a store at once: each holds a shared lock (`session`), only
     `clean` needs the exclusive one. A build killed at any point leaves at most a stage folder,

@@ -140,6 +140,28 @@ def test_a_dead_engine_is_told_and_ends_the_server(start: Start) -> None:
     assert "the engine is dead" in server.log
 
 
+def test_an_engine_that_hangs_is_given_up(start: Start) -> None:
+    """It is alive and says nothing: streams get one error, and nothing is left behind."""
+    server = start("--watchdog-timeout", 1)
+    server.wait_ready()
+    found: list[Any] = []
+    thread = stream(server, found, threading.Event())
+    (engine,) = server.engine_pids()
+    os.kill(engine, signal.SIGSTOP)
+    thread.join()
+    assert found[-1] == "[DONE]" and sum("error" in event for event in found[:-1]) == 1
+    assert "no step has ended for 1 s (--watchdog-timeout): 1 requests" in server.log
+    assert server.get("/health")[0] == 503
+    assert server.wait() == 1 and wait_gone(engine)
+
+
+def test_an_idle_engine_may_be_silent(start: Start) -> None:
+    server = start("--watchdog-timeout", 0.2)
+    server.wait_ready()
+    time.sleep(0.5)
+    assert server.post("/v1/completions", BODY | {"stream": False, "max_tokens": 3})[0] == 200
+
+
 def test_the_engine_does_not_outlive_a_killed_server(start: Start) -> None:
     server = start()
     server.wait_bound()

@@ -72,10 +72,10 @@ def _check(flags: argparse.Namespace) -> None:
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise ArgumentsError(f"--{name.replace('_', '-')}: must be 1 or more, is {value}")
-    if not 0 <= flags.shutdown_timeout <= 86400:
-        raise ArgumentsError(
-            f"--shutdown-timeout: must be from 0 to 86400 seconds, is {flags.shutdown_timeout}"
-        )
+    for name in ("shutdown_timeout", "watchdog_timeout"):
+        if not 0 <= (value := getattr(flags, name)) <= 86400:
+            option = name.replace("_", "-")
+            raise ArgumentsError(f"--{option}: must be from 0 to 86400 seconds, is {value}")
     if bool(flags.ssl_keyfile) and not flags.ssl_certfile:
         raise ArgumentsError("--ssl-keyfile: needs --ssl-certfile beside it")
     if flags.uds and (flags.ssl_certfile or flags.port != 8000 or flags.host != "127.0.0.1"):

@@ -22,11 +22,13 @@ from .logs import log_figures, set_up_logging
 from .options import ServeOptions
 from .protocol import limited_protocol
 from .service import LOG, Service
+from .watchdog import watch
 
 LINGER_SECONDS = 2.0
 """how long a server whose engine has died still says so"""
 CLOSE_SECONDS = 2.0
-WATCHDOG_SECONDS = 5.0
+END_SECONDS = 5.0
+"""after which the process is gone, whatever still holds it"""
 
 
 class _Uvicorn(uvicorn.Server):
@@ -96,7 +98,7 @@ class Server:
             code = await self._live(service)
         finally:
             figures.cancel()
-            _watchdog(WATCHDOG_SECONDS)
+            _end_within(END_SECONDS)
             http.should_exit = True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(serving, CLOSE_SECONDS + 1)
@@ -120,9 +122,11 @@ class Server:
             LOG.info(line)
         assert service.link is not None
         ended = service.link.ended
+        watching = asyncio.create_task(watch(service.link, self._options.flags.watchdog_timeout))
         await _first_of(stopped, ended)
         if not ended.done():
             await self._drain(service, ended)
+        watching.cancel()
         if self._stop.is_set():
             return 0
         self.failure = f"the engine is dead: {ended.result()}"
@@ -181,7 +185,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return made
 
 
-def _watchdog(seconds: float) -> None:
+def _end_within(seconds: float) -> None:
     """End the process after so long, whatever still holds it."""
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
