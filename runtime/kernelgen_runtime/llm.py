@@ -1,5 +1,6 @@
 """Owns the offline interface: an artifact and weights in, text or logits out."""
 
+import contextlib
 import secrets
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -315,6 +316,11 @@ class LLM:
         if self.folder is None or not self.has_tokenizer:
             raise TextError("structured output needs a tokenizer; these weights have none")
         return Grammars(self.folder / TOKENIZER, self.manifest.vocab, self.end_ids)
+
+    def prepare_grammars(self) -> None:
+        """Do ahead what the first structured request would wait for; nothing where none can be."""
+        with contextlib.suppress(RequestError, TextError):
+            self.grammars.prepare()
 
     @property
     def has_tokenizer(self) -> bool:

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kernelgen_runtime.chat.front import ChatFront, ChatOptions, Prepared
+from kernelgen_runtime.chat.front import ChatFront, Prepared
 from kernelgen_runtime.chat.parameters import sampling_params
+from kernelgen_runtime.chat.prompt import ChatOptions
 from kernelgen_runtime.chat.wish import completion_structured
 from kernelgen_runtime.cli import main
 from kernelgen_runtime.errors import RequestError, TextError

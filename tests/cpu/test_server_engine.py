@@ -198,3 +198,14 @@ def test_frames_are_found_in_any_pieces() -> None:
         assert found == messages
     with pytest.raises(ValueError, match="a message of"):
         wire.Splitter().feed(b"\xff\xff\xff\xff")
+
+
+def test_grammars_are_prepared_while_there_is_nothing_to_do(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, a second after the start; a toy without a tokenizer is none the worse for it."""
+    prepared = threading.Event()
+    monkeypatch.setattr(LLM, "prepare_grammars", lambda llm: prepared.set())
+    assert prepared.wait(10)
+    peer.send(wire.Submit(1, [1, 2, 3], GREEDY))
+    assert peer.until_ended(1)

@@ -150,9 +150,9 @@ def test_an_engine_that_hangs_is_given_up(start: Start) -> None:
     os.kill(engine, signal.SIGSTOP)
     thread.join()
     assert found[-1] == "[DONE]" and sum("error" in event for event in found[:-1]) == 1
-    assert "no step has ended for 1 s (--watchdog-timeout): 1 requests" in server.log
     assert server.get("/health")[0] == 503
     assert server.wait() == 1 and wait_gone(engine)
+    assert "no step has ended for 1 s (--watchdog-timeout): 1 requests" in server.log
 
 
 def test_an_idle_engine_may_be_silent(start: Start) -> None:

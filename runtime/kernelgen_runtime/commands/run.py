@@ -12,7 +12,8 @@ import tvm_ffi  # noqa: F401  what the library is opened with: an import, and ti
 
 from ..artifact.open import open_artifact
 from ..chat.formats.choose import choose_thinking, choose_tools
-from ..chat.front import ChatFront, ChatOptions
+from ..chat.front import ChatFront
+from ..chat.prompt import ChatOptions
 from ..clock import process_start
 from ..device.choose import Choice, choose
 from ..errors import RequestError, shown

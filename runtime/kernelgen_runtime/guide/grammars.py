@@ -46,6 +46,12 @@ class Grammars:
         """int32 words of a row of bits, one for each token."""
         return -(-self._vocab // 32)
 
+    def prepare(self) -> None:
+        """Load the library and read the tokenizer, which the first grammar would do. Raises
+        RequestError without the library, TextError for a tokenizer that it cannot use.
+        """
+        self._tokenizer(load_library())
+
     def check(self, structured: Structured) -> None:
         """Compile `structured`, or find it compiled. Raises RequestError where it cannot be."""
         self._matcher(structured)

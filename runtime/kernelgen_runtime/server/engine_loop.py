@@ -13,7 +13,7 @@ from .wire import Abort, Accepted, Close, Load, Refused, Reset, Stepped, Submit,
 
 MOST_FAILURES = 3
 """steps that fail one after the other before the engine counts as dead"""
-MEASURE_AFTER = 1.0
+IDLE_AFTER = 1.0
 MEASURE_SECONDS = 0.1
 
 
@@ -28,7 +28,7 @@ class EngineLoop:
         self._compiling: dict[int, tuple[Submit, Future[None]]] = {}
         self._failures = self._failed_steps = 0
         self._read_bandwidth = 0.0
-        self._closed = False
+        self._knows_grammars = self._closed = False
 
     def run(self) -> None:
         """Serve until the connection ends. Raises LaunchError where the device is dead."""
@@ -40,7 +40,8 @@ class EngineLoop:
                 self._enter_compiled()
                 if self._llm.engine.scheduler.has_work:
                     self._step()
-                elif not busy:
+                elif not busy and not self._compiling:
+                    self._prepare_grammars()
                     self._measure()
         except PipeClosedError:
             pass
@@ -147,11 +148,19 @@ class EngineLoop:
     def _patience(self) -> float | None:
         """How long to wait for a message when there is nothing to do."""
         wants = self._llm.engine.meter.steps and not self._read_bandwidth
-        return MEASURE_AFTER if wants else None
+        return IDLE_AFTER if wants or not self._knows_grammars else None
+
+    def _prepare_grammars(self) -> None:
+        """Read the tokenizer for grammars once, after a second without work: the first structured
+        request would hold all others up for that.
+        """
+        if not self._knows_grammars:
+            self._knows_grammars = True
+            self._compiler.submit(self._llm.prepare_grammars)
 
     def _measure(self) -> None:
         """Measure once what this machine can read, after a second without work."""
-        if self._read_bandwidth or not self._llm.engine.meter.steps or self._compiling:
+        if self._read_bandwidth or not self._llm.engine.meter.steps:
             return
         llm = self._llm
         found = llm.library.read_bandwidth(MEASURE_SECONDS)

@@ -156,7 +156,7 @@ def _add_operation(group: argparse._ArgumentGroup) -> None:
     add("--shutdown-timeout", type=float, default=0.0, metavar="S",
         help="after a signal, seconds for what is under way; default 0")  # fmt: skip
     add("--watchdog-timeout", type=float, default=300.0, metavar="S",
-        help="seconds without a step after which the engine is given up; default 300, 0 never")  # fmt: skip
+        help="give the engine up after so long without a step; default 300, 0 never")  # fmt: skip
     add("--metrics-prefix", default="kernelgen", metavar="WORD", help="vllm for its dashboards")
     add("--enable-server-load-tracking", action=SWITCH, default=True, help="count for /load")
     add("--disable-log-stats", action=SWITCH, default=False)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from ..artifact.bounded_json import Json
-from ..chat.front import ChatFront, ChatOptions
+from ..chat.front import ChatFront
+from ..chat.prompt import ChatOptions
 from ..errors import shown
 from ..text.settings import GenerationDefaults, resolve_defaults
 from ..text.tokenizer import TOKENIZER, TextTokenizer
