@@ -58,9 +58,9 @@ class Faults:
 
     def error(self) -> FieldError:
         """Return them as an error of at most a few kB."""
-        lines = [f"{where}: {what}" for where, what in self.told]
+        lines = [f"{where or 'the body'}: {what}" for where, what in self.told]
         more = f"; {self.count} in all" if self.count > len(lines) else ""
-        return FieldError("; ".join(lines) + more, self.told[0][0] if self.told else None)
+        return FieldError("; ".join(lines) + more, self.told[0][0] or None if self.told else None)
 
 
 def check(value: Json, schema: Schema) -> None:
