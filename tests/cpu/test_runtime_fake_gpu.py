@@ -213,6 +213,7 @@ def test_streams_that_run_late_change_no_token(seed: int) -> None:
     assert not llm.engine.scheduler.has_work
 
 
+@pytest.mark.row("R-089")
 def test_two_steps_are_in_flight_and_the_ring_has_one_more() -> None:
     gpu = FakeCuda()
     llm = open_toy(gpu, max_num_seqs=2)
@@ -226,6 +227,7 @@ def test_two_steps_are_in_flight_and_the_ring_has_one_more() -> None:
     assert len(stream.request.tokens) == 4 and not llm.engine._flights
 
 
+@pytest.mark.row("R-089")
 @pytest.mark.parametrize("seed", range(4))
 def test_an_answer_outlives_a_later_step_that_runs_in_pieces(seed: int) -> None:
     """A step in flight while the next one, asked for more rows of logits than there are, goes round
@@ -244,6 +246,57 @@ def test_an_answer_outlives_a_later_step_that_runs_in_pieces(seed: int) -> None:
         runner.args().write_nothing(plan)
         assert runner.start(plan, 1)().ids.tolist() == [-1]
     assert llm.program.wait(flight).tolist() == [oracle([1, 2], 3)[0]]
+
+
+@pytest.mark.row("R-075")
+def test_a_request_keeps_its_slot_while_others_come_and_go() -> None:
+    """Rows of a step are a list of slots: nothing of a request moves when others end."""
+    llm = open_toy(FakeCuda(), max_num_seqs=3)
+    first, short, last = (
+        llm.stream([n], SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
+        for n, count in ((1, 12), (2, 2), (3, 12))
+    )
+    for stream in (first, short, last):
+        stream.begin()
+    llm.engine.step()
+    slots = [stream.request.slot for stream in (first, short, last)]
+    assert sorted(slots) == [0, 1, 2]
+    while short.request.finish_reason is None:
+        llm.engine.step()
+    newcomer = llm.stream([4], SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True))
+    newcomer.begin()
+    while newcomer.request.slot < 0:
+        llm.engine.step()
+    assert newcomer.request.slot == slots[1]
+    assert [first.request.slot, last.request.slot] == [slots[0], slots[2]]
+    while first.request.finish_reason is None:
+        llm.engine.step()
+    assert first.request.output_ids == oracle([1], 13)
+
+
+@pytest.mark.row("R-091")
+@pytest.mark.parametrize("graphs", [True, False])
+def test_every_kernel_has_run_before_the_first_request(graphs: bool) -> None:
+    """Each plan is loaded and stepped at the start; afterwards nothing is loaded or captured."""
+    loaded: list[int] = []
+    stepped: list[int] = []
+    plain = FakeGpuLibrary.step
+
+    def step(library: FakeGpuLibrary, plan: int, args: torch.Tensor) -> None:
+        stepped.append(plan)
+        plain(library, plan, args)
+
+    with (
+        mock.patch.object(FakeGpuLibrary, "load", lambda library, plan: loaded.append(plan)),
+        mock.patch.object(FakeGpuLibrary, "step", step),
+    ):
+        gpu = FakeCuda()
+        llm = open_toy(gpu, max_num_seqs=8, graphs=graphs)
+        plans = {plan.id for plan in llm.program._plans.all}
+        assert set(loaded) == set(stepped) == plans
+        before = (len(loaded), gpu.captures)
+        llm.generate([[1] * n for n in (1, 2, 30, 50)], SamplingParams(max_tokens=9))
+        assert (len(loaded), gpu.captures) == before
 
 
 def test_decode_steps_replay_graphs_and_prefill_does_not() -> None:

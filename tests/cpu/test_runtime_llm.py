@@ -242,6 +242,7 @@ def test_nothing_that_the_engine_decides_changes_a_token(
     assert (counts.hit > 0) == caching and len(llm.engine._flights) == 0
 
 
+@pytest.mark.row("R-177")
 def test_cached_tokens_are_told_and_can_be_dropped() -> None:
     llm = open_toy()
     params = SamplingParams(max_tokens=2, temperature=0.0)

@@ -155,6 +155,19 @@ def test_an_engine_that_hangs_is_given_up(start: Start) -> None:
     assert "no step has ended for 1 s (--watchdog-timeout): 1 requests" in server.log
 
 
+@pytest.mark.row("R-091")
+def test_nothing_is_compiled_once_it_is_ready(start: Start) -> None:
+    """No compiler is a child of the engine, none is mapped into it, before or behind a request."""
+    server = start()
+    server.wait_ready()
+    (engine,) = server.engine_pids()
+    for _ in range(2):
+        names = Path(f"/proc/{engine}/maps").read_text()
+        assert "triton" not in names and "nvrtc" not in names
+        assert not Path(f"/proc/{engine}/task/{engine}/children").read_text()
+        assert server.post("/v1/completions", BODY | {"stream": False, "max_tokens": 3})[0] == 200
+
+
 def test_an_idle_engine_may_be_silent(start: Start) -> None:
     server = start("--watchdog-timeout", 0.2)
     server.wait_ready()

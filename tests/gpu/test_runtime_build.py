@@ -85,6 +85,7 @@ def run(llm: LLM, step: Step, before: Callable[[], None] = lambda: None) -> Take
     return Taken(llm.program.wait(flight).tolist(), runner.logits(len(step.rows)).copy())
 
 
+@pytest.mark.row("B-07")
 @pytest.mark.parametrize("rows", SIZES)
 def test_replay_equals_eager_bit_for_bit(llm: LLM, rows: int) -> None:
     step = decode_step(llm, rows)
