@@ -280,14 +280,18 @@ def test_every_kernel_has_run_before_the_first_request(graphs: bool) -> None:
     """Each plan is loaded and stepped at the start; afterwards nothing is loaded or captured."""
     loaded: list[int] = []
     stepped: list[int] = []
-    plain = FakeGpuLibrary.step
+    plain_load, plain_step = FakeGpuLibrary.load, FakeGpuLibrary.step
+
+    def load(library: FakeGpuLibrary, plan: int) -> None:
+        loaded.append(plan)
+        plain_load(library, plan)
 
     def step(library: FakeGpuLibrary, plan: int, args: torch.Tensor) -> None:
         stepped.append(plan)
-        plain(library, plan, args)
+        plain_step(library, plan, args)
 
     with (
-        mock.patch.object(FakeGpuLibrary, "load", lambda library, plan: loaded.append(plan)),
+        mock.patch.object(FakeGpuLibrary, "load", load),
         mock.patch.object(FakeGpuLibrary, "step", step),
     ):
         gpu = FakeCuda()
