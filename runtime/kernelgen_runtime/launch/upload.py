@@ -63,11 +63,13 @@ class DeviceArgs:
             whole[field.offset : field.offset + rows * width].reshape(rows, width)[:, :cols]
             for whole in (self._held, words)
         )
-        of_row, of_column = (old != new).nonzero()
-        if not len(of_row):
+        found = (old != new).ravel().nonzero()[0]  # a third of what rows and columns cost
+        if not len(found):
             return []
-        places = field.offset + of_row * width + of_column
-        breaks = (np.diff(places) >= GAP_WORDS).nonzero()[0]
+        places = field.offset + found // cols * width + found % cols
+        breaks = (places[1:] - places[:-1] >= GAP_WORDS).nonzero()[0]
+        if not len(breaks):  # the usual case
+            return [(int(places[0]), int(places[-1]) + 1)]
         starts = places[[0, *(breaks + 1)]].tolist()
         return list(zip(starts, (places[[*breaks, -1]] + 1).tolist(), strict=True))
 
