@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kernelgen.report.sweep_steps import StepChoice, step_choices
+
 
 @dataclass(frozen=True)
 class KernelSweep:
@@ -90,6 +92,8 @@ class SweepView:
     faults: tuple[Fault, ...]
     modelled: float | None
     """as `FamilySweep.modelled`, of all kernels"""
+    in_steps: tuple[StepChoice, ...]
+    """what whole steps decided"""
 
 
 def read_sweep(lines: Iterable[Mapping[str, Any]]) -> SweepView:
@@ -122,6 +126,7 @@ def read_sweep(lines: Iterable[Mapping[str, Any]]) -> SweepView:
             for (group, candidate), problem in bad.items()
         ),
         modelled=_modelled(kernels),
+        in_steps=step_choices(lines, {k.id: (k.kernel, k.bucket) for k in kernels}),
     )
 
 

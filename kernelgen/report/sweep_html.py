@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kernelgen.report.figures import percent_text, us_text
 from kernelgen.report.sweep_data import FamilySweep, KernelSweep, SweepView
+from kernelgen.report.sweep_text import STEPS_HEAD, step_rows
 
 _STYLE = Path(__file__).with_name("plan_page.css")
 _MORE = """
@@ -48,6 +49,9 @@ def _body(view: SweepView, colours: dict[str, str]) -> Iterator[str]:
     yield "<h2>Kernels</h2>"
     heads = ("kernel", "size", "today", "best", "ceiling", "tile", "")
     yield _table(heads, [_kernel(k) for k in view.kernels], range(2, 5))
+    if view.in_steps:
+        yield "<h2>Chosen inside whole steps</h2>"
+        yield _table(STEPS_HEAD, step_rows(view.in_steps), range(2, 4))
     yield "<h2>Not measured, and why</h2>"
     pruned = [(p.family, str(p.tiles), p.reason, p.example) for p in view.pruned]
     yield _table(("family", "tiles", "reason", "for example"), pruned, (1,))

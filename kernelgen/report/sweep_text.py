@@ -9,6 +9,7 @@ from rich.table import Table
 
 from kernelgen.report.figures import percent_text
 from kernelgen.report.sweep_data import FamilySweep, PrunedTiles, SweepView
+from kernelgen.report.sweep_steps import StepChoice
 from kernelgen.report.tables import table
 
 _HEAD = (
@@ -16,6 +17,7 @@ _HEAD = (
     "after", "faster", "model's choice",
 )  # fmt: skip
 _PRUNED_HEAD = ("family", "tiles", "not measured because", "for example")
+STEPS_HEAD = ("kernel", "size", "tried", "whole step", "tile")
 _FAULTS = 20
 
 
@@ -25,6 +27,9 @@ def sweep_parts(view: SweepView) -> Iterator[Table | str]:
     yield table(f"{view.title}, {view.date[:10]}", _HEAD, rows, right=_HEAD[2:])
     if view.modelled is not None:
         yield f"the cost model's own choices take {view.modelled - 1:.1%} longer than the fastest"
+    if view.in_steps:
+        title = "chosen inside whole steps"
+        yield table(title, STEPS_HEAD, step_rows(view.in_steps), right=STEPS_HEAD[2:4])
     yield table("", _PRUNED_HEAD, [_pruned(one) for one in view.pruned], right=("tiles",))
     lines = [f"bad: {f.kernel} {f.bucket} {f.candidate}: {f.problem}" for f in view.faults]
     if len(lines) > _FAULTS:
@@ -48,6 +53,21 @@ def _family(one: FamilySweep) -> Sequence[str]:
         "–" if one.gain is None else f"{one.gain:.2f} ×",
         "–" if one.modelled is None else f"{one.modelled - 1:+.0%}",
     )
+
+
+def step_rows(choices: Sequence[StepChoice]) -> list[tuple[str, ...]]:
+    """Kernel, size, tiles tried, what the whole step gained, tile; new tiles first."""
+    ordered = sorted(choices, key=lambda one: (not one.is_new, -one.gain))
+    return [
+        (
+            one.kernel,
+            one.bucket,
+            str(one.tried),
+            f"{-one.gain:+.1%}" if one.is_new else "the same",
+            one.flag or (f"{one.before} → {one.kept}" if one.is_new else one.kept),
+        )
+        for one in ordered
+    ]
 
 
 def _share(value: float | None) -> str:

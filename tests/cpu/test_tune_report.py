@@ -18,6 +18,7 @@ from kernelgen.compile.cpp import BuildStep
 from kernelgen.core.errors import UsageError
 from kernelgen.report.sweep_data import read_sweep
 from kernelgen.report.sweep_html import sweep_html
+from kernelgen.report.sweep_text import step_rows
 from kernelgen.tables import Bucket
 from kernelgen.tune.bundle import Pruned
 from kernelgen.tune.journal import read_journal
@@ -201,3 +202,30 @@ def test_a_terminal_shows_bars_and_the_best_so_far() -> None:
     text = console.export_text()
     for expected in ("tuning toy", "3/9", "1/4", "1.25 × today", "on_now", "7.00 µs"):
         assert expected in text
+
+
+def test_whole_steps_tell_what_they_decided(journal: Path) -> None:
+    """New tiles first, with what the step gained; a decision for a kernel nobody knows is none."""
+    lines = read_journal(journal)[0]
+    ids = [line["group"] for line in lines if line["kind"] == "group" and line.get("about")]
+    decided = [
+        {
+            "group": ids[0],
+            "before": "warps=4",
+            "candidate": "warps=4",
+            "gains": {"warps=8": [-0.1]},
+        },
+        {"group": ids[1], "before": "a<b", "candidate": "c", "gains": {"c": [0.02, 0.04], "d": []}},
+        {"group": "unknown", "before": "a", "candidate": "b", "gains": {}},
+    ]
+    told = [{"kind": "decided", "step": "s", "code": "", "flag": "", **one} for one in decided]
+    view = read_sweep([*lines, *told])
+    assert [(c.kernel, c.tried, c.gain, c.is_new) for c in view.in_steps] == [
+        ("kernel_0 & more", 1, 0.0, False),
+        ("kernel_1 & more", 2, pytest.approx(0.03), True),
+    ]
+    first, second = step_rows(view.in_steps)
+    assert first[2:] == ("2", "-3.0%", "a<b → c") and second[2:] == ("1", "the same", "warps=4")
+    page = sweep_html(view)
+    assert "Chosen inside whole steps" in page and "a&lt;b → c" in page and "a<b" not in page
+    assert "Chosen inside whole steps" not in sweep_html(read_sweep(lines))
