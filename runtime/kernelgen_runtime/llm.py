@@ -152,13 +152,14 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[str | Sequence[int]],
+        prompts: str | Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
         cache_salt: str | None = None,
     ) -> list[Output]:
-        """Generate for every prompt (text, or token ids), batched; outputs in order of prompts.
+        """Generate for every prompt (text, or token ids), batched; outputs in order of prompts. One
+        text alone counts as a list of one.
 
         `priority` counts where the policy is "priority": the lowest number is served first. Only
         requests of equal `cache_salt` share pages with each other.
@@ -168,6 +169,7 @@ class LLM:
         A prompt whose logits are NaN has an output with `error`; the others have theirs. Raises
         RequestError for a prompt that cannot be served, before anything runs.
         """
+        prompts = [prompts] if isinstance(prompts, str) else prompts
         if params is None or isinstance(params, SamplingParams):
             params = [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
@@ -240,6 +242,7 @@ class LLM:
         index: int,
         decoder: Decoder | None = None,
     ) -> Generation:
+        _check_prompt(prompt)
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
         if not self.has_tokenizer:
@@ -381,3 +384,10 @@ def _choices(params: SamplingParams) -> list[SamplingParams]:
 
 def _is_id(value: object, vocab: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab
+
+
+def _check_prompt(prompt: object) -> None:
+    """Refuse what is neither text nor a sequence of ids, before anything goes through it."""
+    is_odd = isinstance(prompt, bytes | bytearray | Mapping)
+    if is_odd or (not isinstance(prompt, str) and not hasattr(prompt, "__len__")):
+        raise RequestError(f"prompt: must be text or a list of token ids, is {shown(prompt)}")

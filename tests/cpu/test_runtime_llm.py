@@ -284,6 +284,14 @@ def test_absurd_ranks_and_salts(given: dict[str, Any], word: str) -> None:
     assert not llm.engine.scheduler.has_work
 
 
+@pytest.mark.parametrize("prompt", [None, 5, b"text", {"prompt": [1]}, {1: 2}])
+def test_what_is_no_prompt(prompt: Any) -> None:
+    llm = open_toy()
+    with pytest.raises(RequestError, match="prompt: must be text or a list of token ids, is "):
+        llm.generate([prompt], SamplingParams())
+    assert not llm.engine.scheduler.has_work
+
+
 def test_a_request_that_can_never_fit_is_refused_when_it_comes() -> None:
     """No interface lets one in; the scheduler would wait for ever, so it looks itself."""
     llm = open_toy(kv_cache_memory_bytes=128 * 10, max_model_len=64)

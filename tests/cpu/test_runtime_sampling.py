@@ -100,7 +100,7 @@ def test_gumbel_sampling_follows_softmax() -> None:
         {"temperature": math.nan},
         {"temperature": math.inf},
         {"temperature": "1"},
-        {"top_k": -1},
+        {"top_k": -2},
         {"top_k": 1.5},
         {"top_p": 0},
         {"top_p": 1.01},
@@ -108,10 +108,10 @@ def test_gumbel_sampling_follows_softmax() -> None:
         {"seed": 2**63},
         {"seed": "7"},
         {"stop": ("",)},
-        {"stop": "word"},
+        {"stop": 5},
         {"stop": tuple("abcdefghijklmnopq")},
         {"stop": ("x" * 1025,)},
-        {"stop_token_ids": [1]},
+        {"stop_token_ids": ["1"]},
         {"stop_token_ids": (-1,)},
         {"ignore_eos": 1},
         {"min_p": -0.1},
@@ -152,6 +152,19 @@ def test_wrong_parameters_are_named(values: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(**values)
     assert next(iter(values)) in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_other_spellings_of_what_is_meant() -> None:
+    """Lists, one stop string alone, −1 for no top-k: equal to our own spelling, and hashable."""
+    given = SamplingParams(
+        stop="end", stop_token_ids=[3], bad_words=["x"], bad_word_ids=[[1, 2]],
+        allowed_token_ids=[4], logprob_token_ids=[5], top_k=-1,
+    )  # type: ignore[arg-type]  # fmt: skip
+    ours = SamplingParams(
+        stop=("end",), stop_token_ids=(3,), bad_words=("x",), bad_word_ids=((1, 2),),
+        allowed_token_ids=(4,), logprob_token_ids=(5,),
+    )  # fmt: skip
+    assert given == ours and hash(given) == hash(ours)
 
 
 def test_parameters_that_exclude_each_other() -> None:

@@ -28,6 +28,7 @@ class SamplingParams:
     most likely tokens of every choice beside the chosen one, `logprob_token_ids` instead certain
     ones, `prompt_logprobs` those of the prompt.
     `structured` binds the text to a schema, an expression or choices.
+    Lists count as tuples, one text alone as one of `stop`, a `top_k` of -1 as off.
     `watermarking` None marks where a key is set and it can be done, true insists, false opts out.
     """
 
@@ -59,6 +60,7 @@ class SamplingParams:
     structured: Structured | None = None
 
     def __post_init__(self) -> None:
+        self._take_other_spellings()
         problems: list[str] = []
         for name, rule, is_good in _RULES:
             value = getattr(self, name)
@@ -80,6 +82,18 @@ class SamplingParams:
             problems.append("min_tokens: cannot be asked of structured output, which ends itself")
         if problems:
             raise RequestError(listing("sampling parameters", problems))
+
+    def _take_other_spellings(self) -> None:
+        """What other servers call the same; parameters are hashed, so lists become tuples."""
+        for name in _TUPLES:
+            value = getattr(self, name)
+            if isinstance(value, list):
+                inner = (tuple(part) if isinstance(part, list) else part for part in value)
+                object.__setattr__(self, name, tuple(inner))
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
 
     @property
     def tells_logprobs(self) -> bool:
@@ -182,11 +196,15 @@ def _bond(value: object) -> bool:
     return isinstance(value, Structured)
 
 
+_TUPLES = (
+    "stop", "stop_token_ids", "allowed_token_ids", "bad_words", "bad_word_ids", "logprob_token_ids",
+)  # fmt: skip
 _TRUTH = "must be true or false"
+_OF_TEXT = f"strings of 1 to {MAX_STOP_LENGTH} characters"
 _RULES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
     ("max_tokens", "must be 1 or more, or none", _optional(_whole(1, INT32_MAX))),
     ("temperature", "must be from 0 to 1e6", _real(0.0, 1e6)),
-    ("top_k", "must be 0 (off) or more", _whole(0, INT32_MAX)),
+    ("top_k", f"must be from 0 (off) to {INT32_MAX}", _whole(0, INT32_MAX)),
     ("top_p", "must be above 0 and at most 1", _real(0.0, 1.0, above=True)),
     ("min_p", "must be from 0 to 1", _real(0.0, 1.0)),
     ("seed", "must be a 64-bit integer", _optional(_whole(-(2**63), 2**63 - 1))),
@@ -194,18 +212,26 @@ _RULES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
     ("frequency_penalty", "must be from -2 to 2", _real(-2.0, 2.0)),
     ("repetition_penalty", "must be from 0.01 to 100", _real(0.01, 100.0)),
     ("logit_bias", f"must map up to {MAX_BIAS} token ids to numbers from -100 to 100", _bias),
-    ("allowed_token_ids", "must be a tuple of token ids, not empty", _optional(_ids(1, INT32_MAX))),
-    ("bad_words", f"must be up to {MAX_BAD_WORDS} strings, none empty", _texts(MAX_BAD_WORDS)),
+    (
+        "allowed_token_ids",
+        "must be token ids, not empty, or none",
+        _optional(_ids(1, INT32_MAX)),
+    ),
+    (
+        "bad_words",
+        f"must be up to {MAX_BAD_WORDS} {_OF_TEXT}",
+        _texts(MAX_BAD_WORDS),
+    ),
     (
         "bad_word_ids",
-        f"must be up to {MAX_BAD_WORDS} tuples of 1 to {MAX_BAD_WORD_TOKENS} token ids",
+        f"must be up to {MAX_BAD_WORDS} sequences of 1 to {MAX_BAD_WORD_TOKENS} token ids",
         _sequences,
     ),
     ("min_tokens", "must be 0 or more", _whole(0, INT32_MAX)),
     ("logprobs", f"must be from 0 to {MAX_LOGPROBS}, or none", _optional(_whole(0, MAX_LOGPROBS))),
     (
         "logprob_token_ids",
-        f"must be a tuple of 1 to {MAX_LOGPROBS} token ids, or none",
+        f"must be 1 to {MAX_LOGPROBS} token ids, or none",
         _optional(_ids(1, MAX_LOGPROBS)),
     ),
     (
@@ -214,10 +240,14 @@ _RULES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
         _optional(_whole(0, MAX_LOGPROBS)),
     ),
     ("n", f"must be from 1 to {MAX_CHOICES}", _whole(1, MAX_CHOICES)),
-    ("stop", f"must be up to {MAX_STOPS} strings, none empty", _texts(MAX_STOPS)),
+    (
+        "stop",
+        f"must be up to {MAX_STOPS} {_OF_TEXT}",
+        _texts(MAX_STOPS),
+    ),
     (
         "stop_token_ids",
-        f"must be a tuple of up to {MAX_STOP_IDS} token ids",
+        f"must be up to {MAX_STOP_IDS} token ids",
         _ids(0, MAX_STOP_IDS),
     ),
     ("ignore_eos", _TRUTH, _flag),
