@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernelgen_runtime.chat.answer import AnswerParser, delta_json
+from kernelgen_runtime.chat.answer import AnswerParser
+from kernelgen_runtime.chat.delta import delta_json
 from kernelgen_runtime.chat.formats.choose import (
     THOUGHTS,
     TOOLS,

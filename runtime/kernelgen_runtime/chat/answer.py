@@ -1,11 +1,11 @@
 """Owns what an answer means: content, thoughts and tool calls out of text that comes in pieces."""
 
 import json
-import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..artifact.bounded_json import Json
+from .delta import Call, Delta, call_id, call_json
 from .formats.choose import Thinking
 from .formats.coerce import fit
 from .formats.reading import Found, Progress, Schemas, ToolFormat, partial_tail
@@ -13,37 +13,11 @@ from .formats.reading import Found, Progress, Schemas, ToolFormat, partial_tail
 NewId = Callable[[], str]
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of a tool; `arguments` is the JSON text of an object."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Delta:
-    """What became certain: pieces of text, and whole calls with their numbers. False if nothing."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: tuple[tuple[int, Call], ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.calls)
-
-
 @dataclass
 class _Made:
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: list[tuple[int, Call]] = field(default_factory=list)
-
-
-def call_id() -> str:
-    """Return a new id of a call."""
-    return f"call_{secrets.token_hex(12)}"
 
 
 class AnswerParser:
@@ -113,7 +87,7 @@ class AnswerParser:
         if reasoning:
             message["reasoning_content"] = reasoning
         if self._calls:
-            message["tool_calls"] = [_call_json(call) for call in self._calls]
+            message["tool_calls"] = [call_json(call) for call in self._calls]
         return message
 
     def _run(self, is_all: bool) -> Delta:
@@ -263,20 +237,3 @@ def _first(text: str, markers: tuple[str, ...]) -> tuple[int, str]:
     found = [(at, -len(one), one) for one in markers if one and (at := text.find(one)) >= 0]
     at, _, marker = min(found, default=(0, 0, ""))
     return at, marker
-
-
-def delta_json(delta: Delta) -> dict[str, Json]:
-    """Return a delta as the chat format has it."""
-    made: dict[str, Json] = {}
-    if delta.content:
-        made["content"] = delta.content
-    if delta.reasoning:
-        made["reasoning_content"] = delta.reasoning
-    if delta.calls:
-        made["tool_calls"] = [{"index": i, **_call_json(call)} for i, call in delta.calls]
-    return made
-
-
-def _call_json(call: Call) -> dict[str, Json]:
-    function: dict[str, Json] = {"name": call.name, "arguments": call.arguments}
-    return {"id": call.id, "type": "function", "function": function}

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ..chat.answer import AnswerParser, Delta
+from ..chat.answer import AnswerParser
+from ..chat.delta import Delta
 from ..sample.params import SamplingParams
 from ..sample.reference import Likelihood
 from ..text.detokenize import GrowingText

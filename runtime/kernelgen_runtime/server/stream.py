@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ..batch.logprobs import TextOf, chat_logprobs
-from ..chat.answer import delta_json
+from ..chat.delta import delta_json
 from ..sample.reference import Likelihood
 from ..text.tokenizer import TextTokenizer
 from .answers import completion_told, ending, prompt_told, text_of, usage
