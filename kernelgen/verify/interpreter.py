@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from kernelgen.core.errors import UsageError
 from kernelgen.verify.clusters import cluster_assembly, run_clusters
+from kernelgen.verify.interpreter_speed import remember
 from kernelgen.verify.overflow import install_overflow_check
 
 _SWITCH = "TRITON_INTERPRET"
@@ -147,6 +148,7 @@ def _repair(interpreter: Any) -> None:
     _repair_constants(interpreter)
     _repair_externs(interpreter)
     _repair_index(interpreter)
+    remember(interpreter)
 
 
 def _widened(bits: Any) -> Any:
