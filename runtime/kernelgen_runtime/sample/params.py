@@ -153,6 +153,10 @@ def _texts(most: int) -> Callable[[object], bool]:
     )
 
 
+def _text_rule(most: int) -> str:
+    return f"must be a tuple of up to {most} strings of 1 to {MAX_STOP_LENGTH} characters"
+
+
 _is_id = _whole(0, INT32_MAX)
 
 
@@ -195,10 +199,10 @@ _RULES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
     ("repetition_penalty", "must be from 0.01 to 100", _real(0.01, 100.0)),
     ("logit_bias", f"must map up to {MAX_BIAS} token ids to numbers from -100 to 100", _bias),
     ("allowed_token_ids", "must be a tuple of token ids, not empty", _optional(_ids(1, INT32_MAX))),
-    ("bad_words", f"must be up to {MAX_BAD_WORDS} strings, none empty", _texts(MAX_BAD_WORDS)),
+    ("bad_words", _text_rule(MAX_BAD_WORDS), _texts(MAX_BAD_WORDS)),
     (
         "bad_word_ids",
-        f"must be up to {MAX_BAD_WORDS} tuples of 1 to {MAX_BAD_WORD_TOKENS} token ids",
+        f"must be a tuple of up to {MAX_BAD_WORDS} tuples of 1 to {MAX_BAD_WORD_TOKENS} token ids",
         _sequences,
     ),
     ("min_tokens", "must be 0 or more", _whole(0, INT32_MAX)),
@@ -214,7 +218,7 @@ _RULES: tuple[tuple[str, str, Callable[[object], bool]], ...] = (
         _optional(_whole(0, MAX_LOGPROBS)),
     ),
     ("n", f"must be from 1 to {MAX_CHOICES}", _whole(1, MAX_CHOICES)),
-    ("stop", f"must be up to {MAX_STOPS} strings, none empty", _texts(MAX_STOPS)),
+    ("stop", _text_rule(MAX_STOPS), _texts(MAX_STOPS)),
     (
         "stop_token_ids",
         f"must be a tuple of up to {MAX_STOP_IDS} token ids",
