@@ -1,5 +1,7 @@
 """Owns the limits of a run: defaults from the manifest, and the refusal of what it cannot do."""
 
+import math
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 from .artifact.manifest import Manifest
@@ -10,6 +12,7 @@ from .schedule.limits import Limits, Policy
 DEFAULT_MODEL_LEN = 8192
 DEFAULT_BATCHED_TOKENS = 2048
 MAX_INTERVAL = 2**31 - 1
+MAX_BYTES = 2**62
 
 
 def resolve_limits(
@@ -30,7 +33,7 @@ def resolve_limits(
     longest, args = manifest.max_sequence_tokens, manifest.args
     if max_model_len is None:
         max_model_len = min(longest, DEFAULT_MODEL_LEN)
-    elif max_model_len == "auto":
+    elif isinstance(max_model_len, str) and max_model_len == "auto":
         max_model_len = longest
     if max_num_batched_tokens is None:
         sizes = sorted(plan.size for plan in manifest.plans if plan.phase == "mixed")
@@ -46,7 +49,7 @@ def resolve_limits(
             raise CapacityError(
                 f"{name} must be from 1 to {high} for this artifact, is {shown(value)}"
             )
-    if scheduling_policy not in list(Policy):
+    if not isinstance(scheduling_policy, str) or scheduling_policy not in list(Policy):
         allowed = " or ".join(Policy)
         raise CapacityError(f"scheduling_policy must be {allowed}, is {shown(scheduling_policy)}")
     return Limits(
@@ -57,6 +60,14 @@ def resolve_limits(
         steps_in_flight,
         Policy(scheduling_policy),
     )
+
+
+def check_options(options: Mapping[str, object]) -> None:
+    """Raise CapacityError where an option, by its name, is what no artifact could take."""
+    for name, value in options.items():
+        rule, is_good = _OPTIONS[name]
+        if not is_good(value):
+            raise CapacityError(f"{name} must be {rule}, is {shown(value)}")
 
 
 def resolve_retention(enable_prefix_caching: bool, interval: int | None) -> Retention | None:
@@ -82,3 +93,26 @@ def resolve_steps(default: int, async_scheduling: bool | None) -> int:
 
 def _is_whole(value: object, low: int, high: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_share(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return 0 < value <= 1 and math.isfinite(value)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+_OPTIONS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
+    "threads": ("from 1 to 256, or none", lambda v: v is None or _is_whole(v, 1, 256)),
+    "logit_rows": ("1 or more, or none", lambda v: v is None or _is_whole(v, 1, MAX_INTERVAL)),
+    "kv_cache_memory_bytes": (
+        f"from 0 to {MAX_BYTES}, or none",
+        lambda v: v is None or _is_whole(v, 0, MAX_BYTES),
+    ),
+    "gpu_memory_utilization": ("above 0 and at most 1", _is_share),
+    "graphs": ("true or false", _is_flag),
+    "enable_prefix_caching": ("true or false", _is_flag),
+}

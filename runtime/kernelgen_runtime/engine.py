@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .artifact.manifest import Manifest
 from .launch.program import Flight, Program
-from .launch.traffic import cache_bytes, weight_bytes
+from .launch.traffic import Traffic
 from .schedule.request import Request
 from .schedule.scheduler import Scheduler
 from .schedule.step import Step
@@ -32,9 +32,8 @@ class Engine:
     def __init__(self, manifest: Manifest, scheduler: Scheduler, program: Program) -> None:
         self.scheduler = scheduler
         self.meter = DecodeMeter()
-        self._manifest = manifest
         self._program = program
-        self._weight_bytes = weight_bytes(manifest)
+        self._traffic = Traffic(manifest)
         self._flights: deque[tuple[Flight, float]] = deque()
         self._taken = 0.0
 
@@ -95,6 +94,6 @@ class Engine:
             self.meter.tokens += flight.step.tokens
             # A step in flight beside another one took the time since that one's end.
             self.meter.seconds += now - max(start, self._taken)
-            self.meter.bytes += self._weight_bytes + cache_bytes(self._manifest, flight.step)
+            self.meter.bytes += self._traffic.bytes_of(flight.step)
         self._taken = now
         return gained

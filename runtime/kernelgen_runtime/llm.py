@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from .artifact.open import Artifact, open_artifact
+from .asked import read_each, read_ids, read_params, read_prompts, read_weights
 from .clock import Laps, default_threads
-from .config import resolve_limits, resolve_retention, resolve_steps
+from .config import check_options, resolve_limits, resolve_retention, resolve_steps
 from .device.choose import AUTO, Choice, choose
 from .device.cuda import CudaDevice
 from .device.open import open_device
 from .engine import Engine
-from .errors import CapacityError, RequestError, TextError, shown
+from .errors import RequestError, TextError
 from .generation import Generation, Output
 from .guide.grammars import Grammars
 from .launch.library import CompiledLibrary, StepLibrary
@@ -27,7 +28,7 @@ from .memory.cache import CacheTables
 from .memory.pool import PagePool
 from .memory.sizing import longest_that_fits
 from .sample.demands import check_demands, with_bad_word_ids
-from .sample.marking import Marking, marking
+from .sample.marking import Marking, check_watermark, marking
 from .sample.params import SamplingParams
 from .sample.watermark import Watermark
 from .schedule.limits import Policy
@@ -51,8 +52,9 @@ class LLM:
     choice made before. `kv_cache_memory_bytes` None gives every request `max_model_len` tokens of
     cache as far as memory goes: 1 GiB on the CPU (and one request in any case), on a GPU what
     `gpu_memory_utilization` of all its memory leaves. `logit_rows` is how many rows of logits
-    there is room for (default: as many as a step may ask). `graphs` False launches decode steps
-    kernel by kernel. `max_model_len` "auto" is the longest that the cache holds.
+    there is room for, at least one a request (default: as many as a step may ask). `graphs` False
+    launches decode steps kernel by kernel. `max_model_len` "auto" is the longest that the cache
+    holds.
 
     `scheduling_policy` is "fcfs" or "priority". `async_scheduling` launches a step before the last
     one has ended; None leaves it to the device. Prompts that begin alike share cache pages unless
@@ -87,6 +89,18 @@ class LLM:
         told: Told = no_one,
     ) -> None:
         self.laps = Laps()
+        check_options(
+            {
+                "threads": threads,
+                "logit_rows": logit_rows,
+                "kv_cache_memory_bytes": kv_cache_memory_bytes,
+                "gpu_memory_utilization": gpu_memory_utilization,
+                "graphs": graphs,
+                "enable_prefix_caching": enable_prefix_caching,
+            }
+        )
+        weights = read_weights(weights)
+        self._watermark = check_watermark(watermark)
         self.artifact = artifact if isinstance(artifact, Artifact) else open_artifact(artifact)
         if not isinstance(device, Choice):
             device = choose(self.artifact.manifests, device)
@@ -104,7 +118,8 @@ class LLM:
         )
         retention = resolve_retention(enable_prefix_caching, prefix_cache_retention_interval)
         plans = plans_in_use(manifest.plans, max_num_seqs, limits.max_num_batched_tokens)
-        rows = min(logit_rows or manifest.args.max_rows, manifest.args.max_rows)
+        rows = max(logit_rows or manifest.args.max_rows, max_num_seqs)
+        rows = min(rows, manifest.args.max_rows)
         most_told = min(rows, max(plan.logit_rows for plan in plans.all))
         limits = replace(limits, told_tokens=max(1, most_told // 2, most_told - max_num_seqs))
         self.limits = limits
@@ -119,8 +134,6 @@ class LLM:
         )
         fixed_pages(manifest, demand, isinstance(self.device, CudaDevice))  # refuse it early
         self.threads = default_threads() if threads is None else threads
-        if not 1 <= self.threads <= 256:
-            raise CapacityError(f"threads must be from 1 to 256, is {shown(threads)}")
         self.library = library or CompiledLibrary(self.artifact, manifest)
         self.library.set_threads(self.threads)
         self.folder = None if parse_random(str(weights)) is not None else Path(weights)
@@ -147,19 +160,17 @@ class LLM:
         self._scheduler = Scheduler(limits, tables)
         self.engine = Engine(manifest, self._scheduler, self.program)
         self._requests = 0
-        self._watermark = watermark
         self.watermark_requests: Counter[Marking] = Counter()
 
     def generate(
         self,
-        prompts: str | Sequence[str | Sequence[int]],
+        prompts: Sequence[str | Sequence[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
         cache_salt: str | None = None,
     ) -> list[Output]:
-        """Generate for every prompt (text, or token ids), batched; outputs in order of prompts. One
-        text alone counts as a list of one.
+        """Generate for every prompt (text, or token ids), batched; outputs in order of prompts.
 
         `priority` counts where the policy is "priority": the lowest number is served first. Only
         requests of equal `cache_salt` share pages with each other.
@@ -169,17 +180,13 @@ class LLM:
         A prompt whose logits are NaN has an output with `error`; the others have theirs. Raises
         RequestError for a prompt that cannot be served, before anything runs.
         """
-        prompts = [prompts] if isinstance(prompts, str) else prompts
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
-        if len(params) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts and {len(params)} sampling parameters")
-        priorities = [priority] * len(prompts) if isinstance(priority, int) else priority
-        if len(priorities) != len(prompts):
-            raise RequestError(f"{len(prompts)} prompts and {len(priorities)} priorities")
+        prompts = read_prompts(prompts)
+        params = SamplingParams() if params is None else params
+        wishes = read_each(params, len(prompts), "sampling parameters")
+        ranks = read_each(priority, len(prompts), "priorities")
         generations = [
             generation
-            for prompt, wanted, rank in zip(prompts, params, priorities, strict=True)
+            for prompt, wanted, rank in zip(prompts, wishes, ranks, strict=True)
             for generation in self.choices(prompt, wanted, priority=rank, cache_salt=cache_salt)
         ]
         by_request = {generation.request: generation for generation in generations}
@@ -188,7 +195,8 @@ class LLM:
         try:
             while not all(generation.is_finished for generation in generations):
                 for request in self.engine.step():
-                    by_request[request].advance()
+                    if request in by_request:  # else a stream's, which will see to it
+                        by_request[request].advance()
         finally:
             for generation in generations:
                 generation.abort("error")
@@ -208,7 +216,7 @@ class LLM:
 
         Raises RequestError for a prompt that cannot be served.
         """
-        if params.n != 1:
+        if read_params(params).n != 1:
             raise RequestError(f"n: a stream has one choice, is {params.n}; use generate")
         (generation,) = self.choices(prompt, params, priority=priority, cache_salt=cache_salt)
         return generation
@@ -228,7 +236,7 @@ class LLM:
         """
         generations = [
             self._generation(prompt, choice, index, decoder)
-            for index, choice in enumerate(_choices(params))
+            for index, choice in enumerate(_choices(read_params(params)))
         ]
         for generation in generations:
             request = generation.request
@@ -242,7 +250,6 @@ class LLM:
         index: int,
         decoder: Decoder | None = None,
     ) -> Generation:
-        _check_prompt(prompt)
         if isinstance(prompt, str):
             prompt = self.tokenizer.encode(prompt, add_special_tokens=True)
         if not self.has_tokenizer:
@@ -268,7 +275,7 @@ class LLM:
 
         Raises RequestError, also for what only text can show (stop strings, bad words).
         """
-        if params.n != 1 or params.stop or params.bad_words:
+        if read_params(params).n != 1 or params.stop or params.bad_words:
             raise RequestError("a request of ids has one choice, no stop strings and no bad words")
         request = self._request(ids, params)
         request.priority, request.cache_salt = check_rank(priority), check_salt(cache_salt)
@@ -282,7 +289,10 @@ class LLM:
         The prompt runs in chunks of `chunk_tokens` (or as the budget allows), fed tokens one by
         one, as in decoding.
         """
-        result = self.score([Case(tuple(prompt_ids), tuple(fed_ids))])[0]
+        vocab = self.manifest.vocab
+        prompt = read_ids(prompt_ids, vocab, "prompt_ids")
+        fed = read_ids(fed_ids, vocab, "fed_ids", least=0)
+        result = self.score([Case(tuple(prompt), tuple(fed))])[0]
         return result.prefill_logits, result.decode_logits
 
     def score(self, cases: Sequence[Case]) -> list[Score]:
@@ -342,10 +352,7 @@ class LLM:
 
     def _request(self, ids: Sequence[int], params: SamplingParams) -> Request:
         limit, vocab = self.limits.max_model_len, self.manifest.vocab
-        bad = [i for i in ids if not _is_id(i, vocab)]
-        if bad or not ids:
-            what = f"{shown(bad[0])} is not a token id from 0 to {vocab - 1}" if bad else "is empty"
-            raise RequestError(f"prompt: {what}")
+        ids = read_ids(ids, vocab)
         if len(ids) >= limit:
             raise RequestError(
                 f"prompt of {len(ids)} tokens leaves no room in max_model_len {limit}; "
@@ -363,7 +370,7 @@ class LLM:
         self.watermark_requests[marked] += 1
         return Request(
             id=self._requests,
-            tokens=list(ids),
+            tokens=ids,
             params=params,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             stop_ids=frozenset(stops),
@@ -380,14 +387,3 @@ def _choices(params: SamplingParams) -> list[SamplingParams]:
         return [params]
     seed = secrets.randbits(63) if params.seed is None else params.seed
     return [params.choice(i, seed) for i in range(params.n)]
-
-
-def _is_id(value: object, vocab: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab
-
-
-def _check_prompt(prompt: object) -> None:
-    """Refuse what is neither text nor a sequence of ids, before anything goes through it."""
-    is_odd = isinstance(prompt, bytes | bytearray | Mapping)
-    if is_odd or (not isinstance(prompt, str) and not hasattr(prompt, "__len__")):
-        raise RequestError(f"prompt: must be text or a list of token ids, is {shown(prompt)}")

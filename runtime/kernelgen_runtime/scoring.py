@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .errors import RequestError, shown
+from .asked import read_ids
+from .errors import RequestError
 from .launch.program import Program
 from .sample.params import SamplingParams
 from .schedule.request import Request
@@ -34,8 +35,8 @@ class Score:
 
 def score(scheduler: Scheduler, program: Program, vocab: int, cases: Sequence[Case]) -> list[Score]:
     """Run all `cases` in one batch through the ordinary scheduler. Raises RequestError."""
-    for i, case in enumerate(cases):
-        _check(i, case, vocab, scheduler.limits.max_model_len)
+    longest = scheduler.limits.max_model_len
+    cases = [_checked(f"case {i}", case, vocab, longest) for i, case in enumerate(cases)]
     requests = [_request(i, case) for i, case in enumerate(cases)]
     logits = [np.empty((len(c.prompt_ids) + len(c.fed_ids), vocab), np.float32) for c in cases]
     for request in requests:
@@ -90,13 +91,12 @@ def _request(number: int, case: Case) -> Request:
     return Request(number, prompt, params, 0, frozenset(), limit, needs_all_rows=True)
 
 
-def _check(number: int, case: Case, vocab: int, max_model_len: int) -> None:
-    ids = case.prompt_ids + case.fed_ids
-    if not case.prompt_ids or len(ids) > max_model_len:
+def _checked(name: str, case: Case, vocab: int, max_model_len: int) -> Case:
+    prompt = read_ids(case.prompt_ids, vocab, f"{name}: prompt")
+    fed = read_ids(case.fed_ids, vocab, f"{name}: fed", least=0)
+    if len(prompt) + len(fed) > max_model_len:
         raise RequestError(
-            f"case {number}: {len(case.prompt_ids)} prompt and {len(case.fed_ids)} fed tokens; "
-            f"at least one prompt token and {max_model_len} in all are allowed"
+            f"{name}: {len(prompt)} prompt and {len(fed)} fed tokens; max_model_len "
+            f"{max_model_len} in all are allowed"
         )
-    bad = [i for i in ids if not 0 <= i < vocab]
-    if bad:
-        raise RequestError(f"case {number}: {shown(bad[0])} is not an id from 0 to {vocab - 1}")
+    return Case(tuple(prompt), tuple(fed))

@@ -266,7 +266,7 @@ def test_wrong_cases(
 def test_a_mistake_of_ours_is_one_line_too(
     built: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernelgen_runtime.engine.weight_bytes", lambda _: 1 // 0)
+    monkeypatch.setattr("kernelgen_runtime.launch.traffic.weight_bytes", lambda _: 1 // 0)
     options = ("run", built, "--weights", "random", "--prompt", "a")
     assert run(*options) == 1
     error = capsys.readouterr().err

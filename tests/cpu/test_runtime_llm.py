@@ -20,7 +20,8 @@ PROMPTS = [[5], [1, 2, 3], list(range(40)), [7] * 17, list(range(90, 10, -1)), [
 def open_toy(values: dict[str, Any] | None = None, **options: Any) -> LLM:
     values = values or manifest_json()
     artifact = Artifact((manifest_of(values),), Path("toy"))
-    return LLM(artifact, "random:3", library=FakeLibrary(values), threads=1, **options)
+    options = {"threads": 1} | options
+    return LLM(artifact, "random:3", library=FakeLibrary(values), **options)
 
 
 def library(llm: LLM) -> FakeLibrary:
@@ -118,7 +119,7 @@ def reference(ids: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("chunk", [None, 1, 5, 16])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_logits_of_every_position_in_any_chunking(chunk: int | None, rows: int) -> None:
-    llm = open_toy(chunk_tokens=chunk, logit_rows=rows)
+    llm = open_toy(max_num_seqs=1, chunk_tokens=chunk, logit_rows=rows)
     prompt, fed = [int(i) for i in np.random.default_rng(0).integers(0, VOCAB, 45)], [9, 8, 96, 0]
     prefill, decode = llm.logits(prompt, fed)
     wanted = reference(prompt + fed)
@@ -284,7 +285,7 @@ def test_absurd_ranks_and_salts(given: dict[str, Any], word: str) -> None:
     assert not llm.engine.scheduler.has_work
 
 
-@pytest.mark.parametrize("prompt", [None, 5, b"text", {"prompt": [1]}, {1: 2}])
+@pytest.mark.parametrize("prompt", [None, b"text", {"prompt": [1]}, {1: 2}])
 def test_what_is_no_prompt(prompt: Any) -> None:
     llm = open_toy()
     with pytest.raises(RequestError, match="prompt: must be text or a list of token ids, is "):

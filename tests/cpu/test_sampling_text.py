@@ -39,7 +39,7 @@ def test_bad_words_are_met_at_the_start_and_inside() -> None:
     hi, x = (ord("h"), ord("i")), ord("x")
     assert found.bad_word_ids == ((5, 6), hi, (32, *hi), (x,), (32, x)) and not found.bad_words
     assert with_bad_word_ids(found, Letters()) is found
-    with pytest.raises(RequestError, match="bad_word_ids: must be up to 128 tuples of 1 to 16"):
+    with pytest.raises(RequestError, match="must be up to 128 sequences of 1 to 16"):
         with_bad_word_ids(SamplingParams(bad_words=("y" * 17,)), Letters())
 
 

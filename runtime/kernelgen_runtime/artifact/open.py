@@ -40,6 +40,8 @@ class Artifact:
 
 def open_artifact(path: str | Path) -> Artifact:
     """Open a build folder, an installed package folder or a `.whl` file. Raises ArtifactError."""
+    if not isinstance(path, str | Path):
+        raise NoArtifactError(f"artifact: must be a folder or a .whl file, is {shown(path)}")
     path = Path(path)
     if path.is_file() and path.suffix == ".whl":
         return _open_wheel(path)

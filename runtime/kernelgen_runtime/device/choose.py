@@ -37,8 +37,8 @@ def choose(
     """
     host = next((m for m in manifests if m.sm == 0), None)
     for_gpus = [m for m in manifests if m.sm]
-    match = _CUDA.fullmatch(wanted)
-    if wanted not in (AUTO, "cpu") and match is None:
+    match = _CUDA.fullmatch(wanted) if isinstance(wanted, str) else None
+    if match is None and not (isinstance(wanted, str) and wanted in (AUTO, "cpu")):
         raise KernelgenRuntimeError(f"--device must be auto, cpu or cuda[:i], is {shown(wanted)}")
     if wanted == "cpu" or (wanted == AUTO and not for_gpus):
         if host is None:

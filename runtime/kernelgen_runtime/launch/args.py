@@ -22,6 +22,8 @@ OF_SHAPE = frozenset(
     ("row_slot", "row_query_start", "temperature", "top_p", "top_k", "seed", "min_p", "rules")
 )
 """fields that follow from which requests a step has, in which slots and plan"""
+BESIDE_IDS = RULES | LOGPROBS | MASK | GUIDED
+"""what a row may want of its own logits beside an id"""
 
 
 class SlotSampling:
@@ -103,6 +105,8 @@ class ArgsWriter:
         self.shape: tuple[object, ...] | None = None
         """equal shapes: equal contents of `OF_SHAPE`; None where nothing is known of them"""
         self._asked = 0
+        self._asks: Ints = np.zeros(0, np.int32)  # of each row, and by any of them
+        self._wanted = 0
 
     def write(
         self, step: Step, plan: Plan, cache: CacheTables, *, leaves_states: bool = True
@@ -138,17 +142,20 @@ class ArgsWriter:
         for name in ("temperature", "top_p", "top_k"):
             self.fields[name][:count] = getattr(self._sampling, name)[slots]
         self.fields["seed"][:count] = self._sampling.seed_words[slots]
+        self._asks = self._sampling.asks[slots]
+        self._wanted = int(np.bitwise_or.reduce(self._asks, initial=0))
         if "rules" in self.fields:
             self.fields["min_p"][:count] = self._sampling.min_p[slots]
-            self.fields["rules"][:count] = self._sampling.asks[slots] & RULES
+            self.fields["rules"][:count] = self._asks & RULES
 
     def details_of(self, rows: npt.NDArray[np.intp]) -> Details | None:
         """Return what the request rows `rows` want of their logit rows, in this order; None where
         ids are all. For the step that was written last.
         """
-        slots = self.fields["row_slot"][rows]
-        asks = self._sampling.asks[slots]
-        wanted = int(np.bitwise_or.reduce(asks, initial=0)) & (RULES | LOGPROBS | MASK | GUIDED)
+        if not self._wanted & BESIDE_IDS:  # by any row
+            return None
+        asks, slots = self._asks[rows], self.fields["row_slot"][rows]
+        wanted = int(np.bitwise_or.reduce(asks, initial=0)) & BESIDE_IDS
         if not wanted:
             return None
         return Details(
@@ -158,10 +165,11 @@ class ArgsWriter:
             guided=np.flatnonzero(asks & GUIDED) if wanted & GUIDED else None,
         )
 
-    def prompt_rows(self, count: int) -> npt.NDArray[np.intp]:
-        """Return the first `count` request rows that ask log-probabilities of their prompt."""
-        slots = self.fields["row_slot"][:count]
-        return np.flatnonzero(self._sampling.asks[slots] & PROMPT_LOGPROBS)
+    def prompt_rows(self) -> list[int]:
+        """Return the request rows that ask log-probabilities of their prompt, as `details_of`."""
+        if not self._wanted & PROMPT_LOGPROBS:
+            return []
+        return np.flatnonzero(self._asks & PROMPT_LOGPROBS).tolist()
 
     def write_nothing(self, plan: Plan) -> None:
         """Write a step of `plan` in which every row is padding."""

@@ -72,8 +72,8 @@ class Program:
             NOTHING_TOLD,
         )
         guided = None if details is None else details.guided
-        if len(of := args.prompt_rows(len(step.requests))):
-            told = self._tell_first(step, plan, prompt_rows(step, of.tolist()), len(asking))
+        if of := args.prompt_rows():
+            told = self._tell_first(step, plan, prompt_rows(step, of), len(asking))
             tokens = np.concatenate([np.array(told.rows, np.int64), tokens])
             rows = np.concatenate([np.full(len(told), -1), rows])
             details = told.details(len(asking), details)

@@ -18,13 +18,19 @@ def weight_bytes(manifest: Manifest) -> int:
     return sum(byte_size(w.shape, w.dtype) for w in streamed if w not in heads[:-1])
 
 
-def cache_bytes(manifest: Manifest, step: Step) -> int:
-    """Return the bytes of keys and values that `step` reads, and of states, read and written."""
-    total = 2 * manifest.cache.state_bytes * len(step.requests)
-    for group in manifest.cache.groups:
-        if group.per_request:
-            continue
-        limit = group.window or manifest.max_sequence_tokens
-        tokens = np.minimum(step.ends, limit).sum()
-        total += int(tokens) * manifest.cache.token_bytes(group)
-    return total
+class Traffic:
+    """What a decode step of one model reads: weights, keys and values, states (and writes them)."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        cache = manifest.cache
+        self._weights, self._states = weight_bytes(manifest), 2 * cache.state_bytes
+        groups = [group for group in cache.groups if not group.per_request]
+        self._groups = [(group.window, cache.token_bytes(group)) for group in groups]
+
+    def bytes_of(self, step: Step) -> int:
+        """Return the bytes of `step`, of which every row computes one token."""
+        total = self._weights + self._states * len(step.requests)
+        for window, size in self._groups:
+            tokens = step.ends if window is None else np.minimum(step.ends, window)
+            total += int(tokens.sum()) * size
+        return total

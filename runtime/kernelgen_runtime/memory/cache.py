@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ..artifact.manifest import PAGE_TOKENS, CacheGroup
 from .chain import Chain
-from .groups import pages_of, window_pages
+from .groups import first_live_page, pages_of, window_pages
 from .pool import NULL_PAGE, PagePool
 from .prefix import Hit, PrefixCounts, find_prefix
 from .retention import Retention
@@ -19,7 +19,7 @@ Counts = npt.NDArray[np.int64]
 
 
 class CacheTables:
-    """Block tables of every slot, int32 [slots, max_pages] a group, and the pool behind them.
+    """Block tables of every slot, int32 [groups, slots, max_pages], and the pool behind them.
 
     Rows are indexed by slot, never moved or compacted; a step copies the rows it needs. Pages that
     are full and settled can be found by later requests whose `Chain` has the same digest, unless
@@ -41,9 +41,7 @@ class CacheTables:
         self.groups = tuple(groups)
         self.pool = pool
         self.states = states
-        self.tables: tuple[npt.NDArray[np.int32], ...] = tuple(
-            np.full((slots, max_pages), NULL_PAGE, np.int32) for _ in groups
-        )
+        self.tables = np.full((len(self.groups), slots, max_pages), NULL_PAGE, np.int32)
         self.capacity: Counts = np.zeros(slots, np.int64)
         """tokens that each slot has pages for, those left behind by a window included"""
         self.prefix_counts = PrefixCounts(alone=[0] * len(self.groups))
@@ -58,6 +56,8 @@ class CacheTables:
         """entries of states that were left inside their page: none of them is at its end"""
         self._released: Counts = np.zeros((len(self.groups), slots), np.int64)
         self._findable: Counts = np.zeros(slots, np.int64)  # pages that were entered as content
+        self._due: Counts = np.zeros(slots, np.int64)
+        """settled tokens at which a slot has pages to enter or to release again"""
         self._chains: list[Chain | None] = [None] * slots
         self._fence: deque[tuple[int, list[tuple[PagePool, list[int]]]]] = deque()
 
@@ -77,10 +77,11 @@ class CacheTables:
         for g, pages in enumerate(hit.pages):
             for page in pages:
                 self._pools[g].share(page)
-            self.tables[g][slot, stop - len(pages) : stop] = pages
+            self.tables[g, slot, stop - len(pages) : stop] = pages
             self._released[g, slot] = stop - len(pages)
         self.capacity[slot] = hit.tokens
         self._findable[slot] = stop
+        self._due[slot] = 0
         self._chains[slot] = chain
 
     def cost(self, hit: Hit, peak: int) -> int:
@@ -109,9 +110,9 @@ class CacheTables:
         count = stop - first
         for i, g in enumerate(self._of_tokens):
             if count == 1:  # the usual case costs a fifth without a slice
-                self.tables[g][slot, first] = pages[i]
+                self.tables[g, slot, first] = pages[i]
             else:
-                self.tables[g][slot, first:stop] = pages[i * count : (i + 1) * count]
+                self.tables[g, slot, first:stop] = pages[i * count : (i + 1) * count]
         self.capacity[slot] = stop * PAGE_TOKENS
         return True
 
@@ -138,14 +139,21 @@ class CacheTables:
         Pages that became full can be found from now on, and window pages that no token at or after
         `settled` can read are released.
         """
+        for i in (settled >= self._due[slots]).nonzero()[0].tolist():
+            self._settle(int(slots[i]), int(settled[i]))
+
+    def _settle(self, slot: int, settled: int) -> None:
+        """Enter and release pages of `slot`; note when the next one is full or left behind."""
         full = settled // PAGE_TOKENS
-        if self._retention is not None:
-            for i in (full > self._findable[slots]).nonzero()[0].tolist():
-                self._enter(int(slots[i]), int(full[i]), self._retention)
-        for g, _, window in self._windows:
-            live = np.maximum(0, settled + 1 - window) // PAGE_TOKENS
-            for i in (live > self._released[g, slots]).nonzero()[0].tolist():
-                self._release(g, int(slots[i]), int(live[i]))
+        if self._retention is not None and full > self._findable[slot]:
+            self._enter(slot, full, self._retention)
+        due = PAGE_TOKENS * (full + 1)
+        for g, group, window in self._windows:
+            live = first_live_page(group, settled)
+            if live > self._released[g, slot]:
+                self._release(g, slot, live)
+            due = min(due, PAGE_TOKENS * (live + 1) + window - 1)
+        self._due[slot] = due
 
     def free(self, slot: int, last_step: int | None, forget: bool = False) -> None:
         """Take every page from `slot`.
@@ -166,8 +174,7 @@ class CacheTables:
         for pool, pages in held:
             for page in pages:
                 pool.content.want(page)
-        for table in self.tables:
-            table[slot, :stop] = NULL_PAGE
+        self.tables[:, slot, :stop] = NULL_PAGE
         self._released[:, slot] = self.capacity[slot] = self._findable[slot] = 0
         self._chains[slot] = None
         self._unmarked[slot].clear()
@@ -179,7 +186,7 @@ class CacheTables:
 
     def _held(self, slot: int, groups: Sequence[int], stop: int) -> list[int]:
         """Return a slot's pages of some groups, the last ones first."""
-        held = (self.tables[g][slot, :stop][::-1].tolist() for g in groups)
+        held = (self.tables[g, slot, :stop][::-1].tolist() for g in groups)
         return [page for page in concatenated(*zip(*held, strict=True)) if page != NULL_PAGE]
 
     def lift_fence(self, step: int) -> None:
@@ -222,23 +229,21 @@ class CacheTables:
         if chain is None:
             return
         digests = chain.digests(stop)
-        for g, group in enumerate(self.groups):
+        for g, pages in enumerate(self.tables[:, slot, first:stop].tolist()):
+            group = self.groups[g]
             unmarked = self._unmarked[slot] if group.per_request else ()
-            for i, page in enumerate(self.tables[g][slot, first:stop].tolist(), first):
+            for i, page in enumerate(pages, first):
                 if page != NULL_PAGE and i not in unmarked:
                     wanted = retention.keeps(group, i, chain.replayed)
                     self._pools[g].content.add(g, digests[i], page, wanted)
 
     def _release(self, g: int, slot: int, live: int) -> None:
         """Take the pages of group `g` below number `live` from a slot."""
-        first, stop = (
-            int(self._released[g, slot]),
-            min(live, int(self.capacity[slot]) // PAGE_TOKENS),
-        )
-        pages = self.tables[g][slot, first:stop].tolist()
+        first = int(self._released[g, slot])
+        pages = self.tables[g, slot, first:live].tolist()
         self._pools[g].give_back([page for page in pages if page != NULL_PAGE])
-        self.tables[g][slot, first:stop] = NULL_PAGE
-        self._released[g, slot] = stop
+        self.tables[g, slot, first:live] = NULL_PAGE
+        self._released[g, slot] = live
 
 
 def _give_back(held: Sequence[tuple[PagePool, list[int]]]) -> None:

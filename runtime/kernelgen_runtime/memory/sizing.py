@@ -32,6 +32,7 @@ def cache_pages(
     fits = longest_that_fits(schema, pages, max_model_len, in_flight)
     if fits < (min(PAGE_TOKENS, max_model_len) if may_shorten else max_model_len):
         advice = f"the longest that fits is --max-model-len {fits}" if fits else "none fits"
+        advice += "" if memory_bytes is None else "; or raise --kv-cache-memory-bytes"
         raise CapacityError(
             f"cache memory of {memory_bytes} bytes is {pages} pages, one request of "
             f"{max_model_len} tokens needs {needed} ({needed * schema.page_bytes} bytes); {advice}"

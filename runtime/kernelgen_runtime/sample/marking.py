@@ -15,6 +15,13 @@ class Marking(StrEnum):
     NOT_WATERMARKED = "not_watermarked"
 
 
+def check_watermark(mark: object) -> Watermark | None:
+    """Return a key that is one, or none. Raises RequestError; the value may be a secret."""
+    if mark is None or isinstance(mark, Watermark):
+        return mark
+    raise RequestError(f"watermark: must be Watermark(key) or none, is a {type(mark).__name__}")
+
+
 def marking(params: SamplingParams, mark: Watermark | None) -> Marking:
     """Return whether a request is marked where the key is `mark` (None: none is set).
 

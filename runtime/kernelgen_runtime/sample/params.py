@@ -92,7 +92,7 @@ class SamplingParams:
                 object.__setattr__(self, name, tuple(inner))
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        if self.top_k == -1:
+        if isinstance(self.top_k, int) and self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
 
     @property

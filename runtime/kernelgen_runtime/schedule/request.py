@@ -94,15 +94,15 @@ class Request:
         """Take a sampled id; return the finish reason where it is the last."""
         if not self.timings.first_token:
             self.timings.first_token = time.perf_counter()
-        self.tokens.append(token)
-        may_end = len(self.tokens) - self.prompt_tokens > self.params.min_tokens
-        if may_end and token in self.stop_ids:
+        tokens = self.tokens
+        tokens.append(token)
+        if token in self.stop_ids and len(tokens) - self.prompt_tokens > self.params.min_tokens:
             self.stop_reason = token if token in self.params.stop_token_ids else None
             return "stop"
         if self.guide is not None and (reason := self.guide.take(token)) is not None:
             self.error = self.guide.error
             return reason
-        return "length" if len(self.tokens) >= self.length_limit else None
+        return "length" if len(tokens) >= self.length_limit else None
 
 
 def check_rank(priority: int) -> int:

@@ -74,7 +74,7 @@ class Scheduler:
             entered_slots = [request.slot for request in entered]
             slots = np.concatenate([slots, np.array(entered_slots, np.int64)])
             shares = np.concatenate([shares, np.array(first_shares, np.int64)])
-        if not shares.any():
+        if not np.count_nonzero(shares):
             return None
         self._launched += 1
         return compose(self._launched, tenants.counts, requests, slots, shares, entered)
@@ -88,11 +88,11 @@ class Scheduler:
         self._end(step)
         counts, ids = self._tenants.counts, np.asarray(sampled, np.int64)
         live = counts.tenancy[step.slots] == step.tenancies
-        slots, ends = step.slots[live], step.ends[live]
-        self.cache.settle(slots, ends)
-        asked = step.slots[live & step.samples]
+        self.cache.settle(step.slots[live], step.ends[live])
+        took = live & step.samples
+        asked = step.slots[took]
         counts.arrived[asked] += 1
-        counts.newest[asked] = ids[live & step.samples]
+        counts.newest[asked] = ids[took]
         rows = zip(step.requests, ids.tolist(), step.samples.tolist(), live.tolist(), strict=True)
         return self._deliver(rows)
 
@@ -213,8 +213,8 @@ class Scheduler:
                 # An id of an older timeline is as good as any: it was computed from the same
                 # tokens.
                 request.draining -= 1
-            if request.status is Status.FINISHED:
-                continue
+                if request.status is Status.FINISHED:
+                    continue
             gained.append(request)
             if token == NO_CHOICE:
                 request.error = (

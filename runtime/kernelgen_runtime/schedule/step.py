@@ -76,24 +76,30 @@ def compose(
 
     Requests without a share are left out, the shortest shares come first.
     """
-    if not (shares == 1).all():
+    tokens = int(shares.sum())
+    if not tokens == len(shares) == np.count_nonzero(shares):  # else each computes one token
         order = np.argsort(shares, kind="stable")[np.count_nonzero(shares == 0) :]
         slots, shares = slots[order], shares[order]
         requests = [requests[i] for i in order.tolist()]
     starts = counts.scheduled[slots]
     counts.scheduled[slots] = ends = starts + shares
     samples = ends == counts.known[slots]
-    counts.known[slots[samples]] += 1
-    ids = _token_ids(counts, requests, slots, starts, shares)
+    counts.known[slots] += samples
+    ids = _token_ids(counts, requests, slots, starts, shares, tokens)
     tenancies = counts.tenancy[slots]
     return Step(number, requests, slots, tenancies, starts, shares, samples, ids, entered)
 
 
 def _token_ids(
-    counts: SlotCounts, requests: Sequence[Request], slots: Counts, starts: Counts, shares: Counts
+    counts: SlotCounts,
+    requests: Sequence[Request],
+    slots: Counts,
+    starts: Counts,
+    shares: Counts,
+    tokens: int,
 ) -> npt.NDArray[np.int32]:
-    """Return the ids of all rows; at most the newest id of a request is still in flight."""
-    ids = np.full(int(shares.sum()), -1, np.int32)
+    """Return the `tokens` ids of all rows; at most the newest of a request is still in flight."""
+    ids = np.full(tokens, -1, np.int32)
     single = int(shares.searchsorted(1, side="right"))
     behind = counts.arrived[slots[:single]] - starts[:single]
     ids[:single] = np.where(behind == 1, counts.newest[slots[:single]], -1)
