@@ -70,6 +70,7 @@ RUNTIME_ORDER = (
         "text",
         "schedule",
         "config",
+        "asked",
         "launch",
         "engine",
         "scoring",

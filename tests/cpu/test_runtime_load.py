@@ -103,7 +103,8 @@ def test_what_is_no_terminal_gets_none(capsys: pytest.CaptureFixture[str]) -> No
 
 
 INTERRUPTED = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 from kernelgen_runtime.cli import main
 from kernelgen_runtime.weights.checkpoint import Checkpoint
 

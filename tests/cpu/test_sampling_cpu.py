@@ -208,6 +208,22 @@ def test_prompt_logprobs(folder: Path, budget: int) -> None:
             close(got, likelihood(row, token, 2))
 
 
+@pytest.mark.row("R-094")
+@pytest.mark.parametrize("rows", [4, 8])
+def test_prompt_logprobs_of_many_with_two_steps_in_flight(folder: Path, rows: int) -> None:
+    """Of more prompt tokens than a step has room to tell: some are told by runs of their own while
+    the step before is still in flight."""
+    prompts = [[(7 * i + k) % VOCAB for k in range(30 + i)] for i in range(4)]
+    params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2)
+    told = []
+    for is_async in (False, True):
+        options = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "logit_rows": rows}
+        llm = opened(folder, **options, async_scheduling=is_async)
+        told.append([output.prompt_logprobs for output in llm.generate(prompts, params)])
+    assert [len(one or ()) for one in told[1]] == [30, 31, 32, 33]
+    assert told[0] == told[1]
+
+
 @pytest.mark.row("R-096")
 @pytest.mark.parametrize(
     "law",

@@ -23,7 +23,7 @@ from kernelgen.planner.family import Refusal
 
 MOST_ROWS = 64
 CLUSTERS = (1, 2, 4, 8, 3, 6)
-# Fitted to 104 rows of one H200 (2026-12-01): products of Qwen3-0.6B, 1.7B and 8B, 8 to 64 rows.
+# Fitted to 104 rows of one H200 (2026-12-01): models of 0.6 to 8 billion weights, 8 to 64 rows.
 _EXCHANGE_US = 1.6
 """two barriers of a cluster, stores into a neighbour's memory, sums of what came"""
 _TENSOR_SHARE = 0.5

@@ -1,6 +1,6 @@
 """Owns launching the steps of one running model and taking what they chose."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
@@ -14,17 +14,20 @@ from ..guide.fill import fill_all
 from ..memory.cache import CacheTables
 from ..schedule.request import NO_CHOICE, Status
 from ..schedule.step import Step
+from .details import Answer
 from .plans import PlanTable
 from .runner import Guidance, Logits, Runner, Waiter
 from .told import PromptRows, note_details, prompt_rows
 
+Said = Sequence[tuple[PromptRows, Answer]]
 NOTHING_TOLD = PromptRows()
+NOTHING_SAID: Said = ()
 
 
 @dataclass
 class Flight:
     """A step that was launched; `asking` are its rows whose next id is asked, in order. Its answer
-    begins with what it says of the prompt tokens `told`.
+    begins with what it says of the prompt tokens `told`; `early` is what was said before.
 
     `wait` None: it is held, with its logits computed. Grammars bind choices of its that need ids
     which are still in flight; `Program.resume` lets it choose once those have settled.
@@ -34,6 +37,7 @@ class Flight:
     plan: Plan
     asking: npt.NDArray[np.intp]
     told: PromptRows = NOTHING_TOLD
+    early: Said = NOTHING_SAID
     wait: Waiter | None = None
     guided: npt.NDArray[np.intp] | None = None
     """of `asking`, those whose choice a grammar binds"""
@@ -65,15 +69,11 @@ class Program:
         args = self._runner.args()
         args.write(step, plan, self._tables)
         asking, ends = step.samples.nonzero()[0], step.counts.cumsum()
-        tokens, rows, details, told = (
-            ends[asking] - 1,
-            asking,
-            args.details_of(asking),
-            NOTHING_TOLD,
-        )
+        tokens, rows, details = ends[asking] - 1, asking, args.details_of(asking)
+        told, early = NOTHING_TOLD, NOTHING_SAID
         guided = None if details is None else details.guided
         if of := args.prompt_rows():
-            told = self._tell_first(step, plan, prompt_rows(step, of), len(asking))
+            told, early = self._tell_first(step, plan, prompt_rows(step, of), len(asking))
             tokens = np.concatenate([np.array(told.rows, np.int64), tokens])
             rows = np.concatenate([np.full(len(told), -1), rows])
             details = told.details(len(asking), details)
@@ -81,7 +81,7 @@ class Program:
             args.write(step, plan, self._tables)
         args.ask(tokens, rows, read=logits, details=details)
         self.eager_decodes += step.is_decode and self._runner.misses_graph(plan)
-        flight = Flight(step, plan, asking, told, guided=guided)
+        flight = Flight(step, plan, asking, told, early, guided=guided)
         if guided is None:
             flight.wait = self._runner.start(plan, flight.asked)
             return flight
@@ -115,21 +115,23 @@ class Program:
         fill_all(guides, bits)
         return Guidance(step.slots[rows], bits)
 
-    def _tell_first(self, step: Step, plan: Plan, told: PromptRows, asking: int) -> PromptRows:
+    def _tell_first(
+        self, step: Step, plan: Plan, told: PromptRows, asking: int
+    ) -> tuple[PromptRows, Said]:
         """Run `step` without choosing for prompt tokens that have no room in its answer beside
-        `asking` rows; return those that have.
+        `asking` rows; return those that have, and the others with what is said of them.
 
         It writes the same keys and values to the same places each time, and leaves states to the
         run that chooses.
         """
-        capacity = min(self._runner.logit_rows, plan.logit_rows)
+        capacity, early = min(self._runner.logit_rows, plan.logit_rows), []
         while len(told) + asking > capacity:
             piece, told = told.cut(capacity)
             args = self._runner.args()
             args.write(step, plan, self._tables, leaves_states=False)
             args.ask(piece.rows, -1, details=piece.details(0, None))
-            piece.note(self._runner.start(plan, len(piece))())
-        return told
+            early.append((piece, self._runner.start(plan, len(piece))()))
+        return told, early
 
     def wait(self, flight: Flight) -> npt.NDArray[np.int64]:
         """Wait for a step and return the id chosen for each row, -1 where none was asked.
@@ -139,6 +141,8 @@ class Program:
         if flight.wait is None:
             self.resume(flight)
         assert flight.wait is not None
+        for told, said in flight.early:  # only now: an earlier step may have told of tokens before
+            told.note(said)
         answer = flight.told.note(flight.wait())
         ids = answer.ids
         if answer.tells:
