@@ -126,6 +126,8 @@ def _image(made: Any, unit: TritonUnit, sm: int, log: str) -> KernelImage:
     import triton
 
     facts = made.metadata
+    if facts.num_ctas != 1:
+        raise ValueError(f"{unit.name}: Triton's own clusters have no launcher")
     usage = _usage(log)
     return KernelImage(
         symbol=facts.name,
