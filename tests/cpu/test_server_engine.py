@@ -178,6 +178,8 @@ def test_the_protocol_is_as_recorded(pytestconfig: pytest.Config) -> None:
         wire.Stepped(
             1.5, [wire.Update(7, [4], wire.First(0, 1.0, 1.25), wire.End("stop", 3))], wire.Load(1)
         ),
+        wire.Ping(),
+        wire.Pong(),
         wire.Dead("why", 1),
     ]
     decode = msgspec.msgpack.Decoder().decode
@@ -200,12 +202,32 @@ def test_frames_are_found_in_any_pieces() -> None:
         wire.Splitter().feed(b"\xff\xff\xff\xff")
 
 
-def test_grammars_are_prepared_while_there_is_nothing_to_do(
-    peer: Peer, monkeypatch: pytest.MonkeyPatch
+def test_grammars_are_prepared_beside_the_first_requests(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Once, a second after the start; a toy without a tokenizer is none the worse for it."""
-    prepared = threading.Event()
-    monkeypatch.setattr(LLM, "prepare_grammars", lambda llm: prepared.set())
-    assert prepared.wait(10)
-    peer.send(wire.Submit(1, [1, 2, 3], GREEDY))
+    """Once, from the start: traffic that never pauses does not put it off."""
+    prepared, go = threading.Event(), threading.Event()
+    monkeypatch.setattr(LLM, "prepare_grammars", lambda llm: prepared.set() or go.wait(20))
+    peer = Peer(open_toy(max_num_seqs=4, max_model_len=200))
+    try:
+        assert prepared.wait(10)
+        peer.send(wire.Submit(1, [1, 2, 3], GREEDY))
+        assert peer.until_ended(1)
+    finally:
+        go.set()
+        peer.close()
+
+
+def test_it_answers_between_steps_and_when_idle(peer: Peer) -> None:
+    def pongs(until: int) -> int:
+        found = 0
+        while found < until:
+            found += isinstance(peer.read(), wire.Pong)
+        return found
+
+    peer.send(wire.Ping())
+    assert pongs(1)
+    peer.send(wire.Submit(1, [1, 2, 3], SamplingParams(max_tokens=200, ignore_eos=True)))
+    peer.send(wire.Ping(), wire.Ping())
+    assert pongs(2) == 2
     assert peer.until_ended(1)

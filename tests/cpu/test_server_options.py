@@ -123,6 +123,9 @@ def test_what_cannot_be_meant_is_told(words: tuple[str, ...], says: str) -> None
         (("--watermark-config", '{"kee": 1}'), "kee"),
         (("--watermark-config", "{}"), "has no key"),
         (("--shutdown-timeout", "-1"), "--shutdown-timeout"),
+        (("--watchdog-timeout", "-1"), "--watchdog-timeout"),
+        (("--watchdog-timeout", "nan"), "--watchdog-timeout"),
+        (("--watchdog-timeout", "1e6"), "--watchdog-timeout"),
     ],
 )
 def test_pairs_and_ranges(words: tuple[object, ...], says: str) -> None:

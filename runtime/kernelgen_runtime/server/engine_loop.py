@@ -9,11 +9,25 @@ from ..sample.structured import Structured
 from ..schedule.request import Request
 from .live import Live
 from .pipe import EnginePipe, PipeClosedError
-from .wire import Abort, Accepted, Close, Load, Refused, Reset, Stepped, Submit, ToEngine, Update
+from .wire import (
+    Abort,
+    Accepted,
+    Close,
+    Load,
+    Ping,
+    Pong,
+    Refused,
+    Reset,
+    Stepped,
+    Submit,
+    ToEngine,
+    Update,
+)
 
 MOST_FAILURES = 3
 """steps that fail one after the other before the engine counts as dead"""
 IDLE_AFTER = 1.0
+"""seconds without work after which it is idle"""
 MEASURE_SECONDS = 0.1
 
 
@@ -28,10 +42,13 @@ class EngineLoop:
         self._compiling: dict[int, tuple[Submit, Future[None]]] = {}
         self._failures = self._failed_steps = 0
         self._read_bandwidth = 0.0
-        self._knows_grammars = self._closed = False
+        self._worked = 0.0
+        self._closed = False
 
     def run(self) -> None:
         """Serve until the connection ends. Raises LaunchError where the device is dead."""
+        # Beside the first requests: the first structured one would hold all others up for it.
+        self._compiler.submit(self._llm.prepare_grammars)
         try:
             while not self._closed:
                 busy = self._llm.engine.scheduler.has_work
@@ -40,8 +57,8 @@ class EngineLoop:
                 self._enter_compiled()
                 if self._llm.engine.scheduler.has_work:
                     self._step()
-                elif not busy and not self._compiling:
-                    self._prepare_grammars()
+                    self._worked = time.monotonic()
+                elif self._wants_measure and time.monotonic() - self._worked >= IDLE_AFTER:
                     self._measure()
         except PipeClosedError:
             pass
@@ -58,6 +75,8 @@ class EngineLoop:
                 self._abort(message.keys)
             case Reset():
                 self._llm.reset_prefix_cache()
+            case Ping():
+                self._pipe.send(Pong())
             case Close():
                 self._closed = True
 
@@ -147,21 +166,14 @@ class EngineLoop:
 
     def _patience(self) -> float | None:
         """How long to wait for a message when there is nothing to do."""
-        wants = self._llm.engine.meter.steps and not self._read_bandwidth
-        return IDLE_AFTER if wants or not self._knows_grammars else None
+        return IDLE_AFTER if self._wants_measure else None
 
-    def _prepare_grammars(self) -> None:
-        """Read the tokenizer for grammars once, after a second without work: the first structured
-        request would hold all others up for that.
-        """
-        if not self._knows_grammars:
-            self._knows_grammars = True
-            self._compiler.submit(self._llm.prepare_grammars)
+    @property
+    def _wants_measure(self) -> bool:
+        return bool(self._llm.engine.meter.steps) and not self._read_bandwidth
 
     def _measure(self) -> None:
-        """Measure once what this machine can read, after a second without work."""
-        if self._read_bandwidth or not self._llm.engine.meter.steps:
-            return
+        """Measure once what this machine can read."""
         llm = self._llm
         found = llm.library.read_bandwidth(MEASURE_SECONDS)
         found = found or llm.device.read_bandwidth(MEASURE_SECONDS)

@@ -17,6 +17,8 @@ from .wire import (
     EngineOptions,
     Facts,
     Load,
+    Ping,
+    Pong,
     Ready,
     Refused,
     Reset,
@@ -71,9 +73,7 @@ class EngineLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._splitter = Splitter()
         self._waiters: dict[int, Waiter] = {}
-        self._owed: set[int] = set()
-        """keys that the engine has to say something about: not those whose grammar it compiles"""
-        self._heard = 0.0
+        self._pong: asyncio.Future[None] | None = None
         self._keys = itertools.count(1)
 
     @classmethod
@@ -95,11 +95,6 @@ class EngineLink(asyncio.Protocol):
         """Choices that somebody waits for."""
         return len(self._waiters)
 
-    @property
-    def silent_seconds(self) -> float:
-        """How long nothing has come from an engine that has something to compute."""
-        return self._loop.time() - self._heard if self._owed else 0.0
-
     def new_key(self) -> int:
         """Return a key that was never given before."""
         return next(self._keys)
@@ -109,18 +104,23 @@ class EngineLink(asyncio.Protocol):
         if self.ended.done():
             raise self.ended.result()
         self._waiters[message.key] = waiter
-        if message.params.structured is None:
-            self._owe(message.key)
         self._send(message)
 
     def abort(self, key: int) -> None:
         """Forget a request, wherever it is."""
-        if self._forget(key) is not None:
+        if self._waiters.pop(key, None) is not None:
             self._send(Abort([key]))
 
     def reset(self) -> None:
         """Let the engine forget all known prefixes."""
         self._send(Reset())
+
+    def ping(self) -> "asyncio.Future[None]":
+        """Ask the engine whether it is there; what is returned is done once it has answered."""
+        if self._pong is None or self._pong.done():
+            self._pong = self._loop.create_future()
+            self._send(Ping())
+        return self._pong
 
     def give_up(self, message: str) -> None:
         """Count the engine as dead: who waits is told so."""
@@ -142,7 +142,6 @@ class EngineLink(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand on what came."""
-        self._heard = self._loop.time()
         try:
             for payload in self._splitter.feed(data):
                 self._handle(read_to_api(payload))
@@ -163,11 +162,13 @@ class EngineLink(asyncio.Protocol):
             case Accepted():
                 for key in message.keys:
                     if (waiter := self._waiters.get(key)) is not None:
-                        self._owe(key)
                         waiter.accepted()
             case Refused():
-                if (waiter := self._forget(message.key)) is not None:
+                if (waiter := self._waiters.pop(message.key, None)) is not None:
                     waiter.refused(message.message)
+            case Pong():
+                if self._pong is not None and not self._pong.done():
+                    self._pong.set_result(None)
             case Ready():
                 self._take_ready(message)
             case Dead():
@@ -178,17 +179,8 @@ class EngineLink(asyncio.Protocol):
         if waiter is None:
             return  # it was aborted meanwhile
         if update.end is not None:
-            self._forget(update.key)
+            del self._waiters[update.key]
         waiter.updated(update, at)
-
-    def _owe(self, key: int) -> None:
-        if not self._owed:
-            self._heard = self._loop.time()
-        self._owed.add(key)
-
-    def _forget(self, key: int) -> Waiter | None:
-        self._owed.discard(key)
-        return self._waiters.pop(key, None)
 
     def _take_ready(self, message: Ready) -> None:
         if message.version != VERSION:

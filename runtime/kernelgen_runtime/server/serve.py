@@ -16,6 +16,7 @@ from ..errors import KernelgenRuntimeError
 from .app import create_app
 from .banner import banner, ready_lines
 from .bind import address_of
+from .child import CLOSE_SECONDS as ENGINE_SECONDS
 from .child import EngineProcess
 from .link import EngineDeadError
 from .logs import log_figures, set_up_logging
@@ -27,7 +28,8 @@ from .watchdog import watch
 LINGER_SECONDS = 2.0
 """how long a server whose engine has died still says so"""
 CLOSE_SECONDS = 2.0
-END_SECONDS = 5.0
+"""for connections to end once nothing is under way"""
+END_SECONDS = CLOSE_SECONDS + 1 + ENGINE_SECONDS + 1
 """after which the process is gone, whatever still holds it"""
 
 
@@ -127,11 +129,12 @@ class Server:
         if not ended.done():
             await self._drain(service, ended)
         watching.cancel()
-        if self._stop.is_set():
+        if not ended.done():
             return 0
         self.failure = f"the engine is dead: {ended.result()}"
         LOG.error(self.failure)
         await asyncio.sleep(LINGER_SECONDS)
+        self._child.kill()  # one that hangs would not end by itself
         return ended.result().exit_code or 1
 
     async def _drain(self, service: Service, ended: "asyncio.Future[EngineDeadError]") -> None:

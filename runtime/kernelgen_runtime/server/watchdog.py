@@ -9,15 +9,33 @@ LOOKS = 4
 
 
 async def watch(link: EngineLink, seconds: float) -> None:
-    """Give an engine up once it has said nothing for so long while it had something to compute.
+    """Give an engine up once it has not answered for so long, whatever it has to do.
 
-    Ends with the engine. `seconds` 0: it is waited for without end.
+    It answers between steps, so no step may last longer. Ends with the engine. `seconds` 0: it is
+    waited for without end.
     """
+    pause = min(1.0, seconds / LOOKS)
     while seconds and not link.ended.done():
-        await asyncio.sleep(min(1.0, seconds / LOOKS))
-        if link.silent_seconds > seconds:
+        if not await _answers(link, seconds):
             load = link.load
             link.give_up(
-                f"no step has ended for {seconds:g} s (--watchdog-timeout): {load.running} requests"
-                f" were running and {load.waiting} waiting after the one before"
+                f"it has not answered for {seconds:g} s (--watchdog-timeout): after its last step "
+                f"{load.running} requests were running and {load.waiting} waiting"
             )
+        await asyncio.sleep(pause)
+
+
+async def _answers(link: EngineLink, seconds: float) -> bool:
+    """Whether the engine answers, or ends, in time.
+
+    The time is cut into looks: a process that stood still itself (a debugger, a laptop's lid) finds
+    one of them over, not all, and reads the answer in the next.
+    """
+    answer = link.ping()
+    for _ in range(LOOKS):
+        done, _ = await asyncio.wait(
+            (answer, link.ended), timeout=seconds / LOOKS, return_when=asyncio.FIRST_COMPLETED
+        )
+        if done:
+            return True
+    return False

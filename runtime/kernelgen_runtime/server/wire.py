@@ -8,7 +8,7 @@ from ..sample.params import SamplingParams
 from ..sample.reference import Likelihood
 from ..sample.watermark import Watermark
 
-VERSION = 1
+VERSION = 2
 """raised by one with every change that an old reader would misunderstand"""
 
 
@@ -61,6 +61,10 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
 
 class Reset(msgspec.Struct, frozen=True, array_like=True, tag="reset"):
     """API → engine: forget all known prefixes."""
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag="ping"):
+    """API → engine: say that you are there. Answered by a `Pong` once the step under way ends."""
 
 
 class Close(msgspec.Struct, frozen=True, array_like=True, tag="close"):
@@ -174,6 +178,10 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
     load: Load
 
 
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag="pong"):
+    """Engine → API: the answer to one `Ping`."""
+
+
 class Dead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
     """Engine → API, last: why the process ends, and the exit code that says so."""
 
@@ -181,8 +189,8 @@ class Dead(msgspec.Struct, frozen=True, array_like=True, tag="dead"):
     exit_code: int = 1
 
 
-ToEngine = Start | Submit | Abort | Reset | Close
-ToApi = Ready | Accepted | Refused | Stepped | Dead
+ToEngine = Start | Submit | Abort | Reset | Ping | Close
+ToApi = Ready | Accepted | Refused | Stepped | Pong | Dead
 
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
