@@ -2,11 +2,13 @@
 
     python bench/server_load.py pace  [--streams 64] [--step-us 3800] [--seconds 10]
     python bench/server_load.py limit [--clients 200] [--limit 8] [--tokens 200]
-    python bench/server_load.py soak  [--minutes 30] [--streams 16]
+    python bench/server_load.py soak  [--minutes 30] [--streams 16] [--wheel FILE --weights DIR]
 
 `pace`: time between tokens at the reader, and the share of the paced tokens that arrive. `limit`:
 how many of a burst are let in, and whether all that were got every token. `soak`: memory of both
-processes under steady load. Prints one JSON line. Needs g++ and the toys of tests/cpu.
+processes under steady load, every thirtieth of the time; of a wheel it asks the model itself, and
+compares with what the wheel says without a server. Prints one JSON line. Needs g++ and the toys of
+tests/cpu.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,10 +30,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "cpu"))
 
+from kernelgen_runtime import LLM, SamplingParams
 from runtime_stub import following, write_artifact, write_checkpoint
 from server_toys import ServerProcess, ids_of
 
 LONGEST = 8192
+PROMPTS = 97
+"""different prompts, of one id each"""
+SAMPLES = 30
+CACHE = "128M"
+"""of a real model: memory counts once it was written, so all of it shall be written early"""
 
 
 @dataclass
@@ -47,7 +55,8 @@ async def read_stream(port: int, first: int, tokens: int) -> Read:
     """Ask for `tokens` tokens after the id `first`, with as little of a client as there can be."""
     found = Read()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-    body = json.dumps({"prompt": [first], "max_tokens": tokens, "stream": True}).encode()
+    asked = {"prompt": [first], "max_tokens": tokens, "stream": True, "temperature": 0}
+    body = json.dumps(asked).encode()
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
     head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
@@ -66,7 +75,9 @@ def read_all(port: int, streams: int, tokens: int, pipe: Any) -> None:
     """Read many streams at once, in a process of its own; send what came."""
 
     async def run() -> list[Read]:
-        return await asyncio.gather(*(read_stream(port, k % 97, tokens) for k in range(streams)))
+        return await asyncio.gather(
+            *(read_stream(port, k % PROMPTS, tokens) for k in range(streams))
+        )
 
     pipe.send([(read.status, read.times, read.text) for read in asyncio.run(run())])
 
@@ -92,12 +103,21 @@ def server(step_us: int, rows: int, *options: object) -> Iterator[ServerProcess]
         artifact = write_artifact(folder / "toy", step_us, **sizes)
         weights = write_checkpoint(folder / "weights")
         options = (*options, "--max-num-seqs", rows, "--disable-uvicorn-access-log")
-        made = ServerProcess(artifact, weights, folder, "--max-model-len", LONGEST, *options)
-        try:
-            made.wait_ready()
+        with running(artifact, weights, folder, "--max-model-len", LONGEST, *options) as made:
             yield made
-        finally:
-            made.close()
+
+
+@contextmanager
+def running(
+    artifact: Path, weights: Path, folder: Path, *options: object
+) -> Iterator[ServerProcess]:
+    """A server that is ready; `folder` takes its log."""
+    made = ServerProcess(artifact, weights, folder, *options)
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.close()
 
 
 def processor_seconds(made: ServerProcess) -> tuple[float, float]:
@@ -113,7 +133,7 @@ def processor_seconds(made: ServerProcess) -> tuple[float, float]:
 def lost(reads: list[Read], tokens: int) -> int:
     """Return how many streams did not get exactly the tokens of the model."""
     return sum(
-        ids_of(read.text) != following([k % 97], tokens)
+        ids_of(read.text) != following([k % PROMPTS], tokens)
         for k, read in enumerate(reads)
         if read.status == 200
     )
@@ -165,28 +185,61 @@ def limit(options: argparse.Namespace) -> dict[str, Any]:
 
 def soak(options: argparse.Namespace) -> dict[str, Any]:
     """Measure memory over time."""
+    if options.wheel is None:
+        with server(1000, options.streams) as made:
+            return steady(made, options, lost)
+    texts = offline_texts(options)
+    with tempfile.TemporaryDirectory() as name:
+        more = ("--max-num-seqs", options.streams, "--kv-cache-memory-bytes", CACHE)
+        with running(options.wheel, options.weights, Path(name), *more) as made:
+            return steady(
+                made,
+                options,
+                lambda reads, _: sum(
+                    read.status != 200 or read.text != texts[k % PROMPTS]
+                    for k, read in enumerate(reads)
+                ),
+            )
 
-    def memory() -> dict[str, int]:
-        pids = {"api": made.process.pid, "engine": made.engine_pids()[0]}
-        found = {}
-        for name, pid in pids.items():
-            text = Path(f"/proc/{pid}/status").read_text()
-            found[name] = int(text.partition("VmRSS:")[2].split()[0]) // 1024
-        return found
 
-    wrong = requests = 0
-    with server(1000, options.streams) as made:
-        end, before = time.monotonic() + 60 * options.minutes, None
-        warm = time.monotonic() + 6 * options.minutes  # a tenth of the time
-        while time.monotonic() < end:
-            reads = ask_all(made.port, 2 * options.streams, 300)
-            wrong += lost(reads, 300)
-            requests += len(reads)
-            if before is None and time.monotonic() > warm:
-                before = memory()
-        after = memory()
-    return {"minutes": options.minutes, "requests": requests, "megabytes_after_a_tenth": before,
-            "megabytes_at_the_end": after, "streams_with_wrong_tokens": wrong}  # fmt: skip
+def steady(
+    made: ServerProcess, options: argparse.Namespace, wrong: Callable[[list[Read], int], int]
+) -> dict[str, Any]:
+    """Keep a server busy with twice the streams that it runs; count what `wrong` finds."""
+    begun, seconds = time.monotonic(), 60 * options.minutes
+    faults = requests = 0
+    sizes: list[tuple[float, int, int]] = []
+    while (now := time.monotonic() - begun) < seconds:
+        reads = ask_all(made.port, 2 * options.streams, options.tokens)
+        faults += wrong(reads, options.tokens)
+        requests += len(reads)
+        if now >= len(sizes) * seconds / SAMPLES:
+            sizes.append((round(now / 60, 1), *resident(made)))
+    early, late = next(size for size in sizes if size[0] >= options.minutes / 10), sizes[-1]
+    return {
+        "minutes": options.minutes,
+        "streams": options.streams,
+        "requests": requests,
+        "wrong_streams": faults,
+        "growth_percent": [round(100 * (late[k] / early[k] - 1), 2) for k in (1, 2)],
+        "minute_api_kb_engine_kb": sizes,
+    }
+
+
+def resident(made: ServerProcess) -> tuple[int, int]:
+    """Return kilobytes of memory that the API and the engine process hold."""
+
+    def held(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()[0])
+
+    return held(made.process.pid), held(made.engine_pids()[0])
+
+
+def offline_texts(options: argparse.Namespace) -> list[str]:
+    """Return what the wheel generates behind each prompt, without a server."""
+    llm = LLM(options.wheel, options.weights, device="cpu")
+    params = SamplingParams(temperature=0.0, max_tokens=options.tokens)
+    return [output.text or "" for output in llm.generate([[k] for k in range(PROMPTS)], params)]
 
 
 def main() -> None:
@@ -200,6 +253,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--wheel", type=Path)
+    parser.add_argument("--weights", type=Path)
     options = parser.parse_args()
     print(json.dumps({"pace": pace, "limit": limit, "soak": soak}[options.what](options)))
 
