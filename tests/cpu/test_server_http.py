@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from runtime_fakes import HYBRID
 from runtime_stub import following, write_artifact, write_checkpoint
 from server_toys import ServerProcess, chat_answer, events, ids_of, words
 
@@ -365,9 +366,26 @@ def test_metrics_have_the_names_that_dashboards_know(server: ServerProcess) -> N
         request_decode_time_seconds request_prompt_tokens request_generation_tokens
         request_params_n request_params_max_tokens request_max_num_generation_tokens
         iteration_tokens_total request_prefill_kv_computed_tokens"""
+    wanted += " prefix_cache_group_hits_total"
     assert {f"vllm:{name}" for name in wanted.split()} <= names
     assert server.metric("generation_tokens_total") > 0
     assert server.metric("time_to_first_token_seconds_count") > 0
+
+
+def test_prefix_hits_are_told_of_each_group(server: ServerProcess) -> None:
+    """A group that finds less than the others spoils their hits: it can be seen which."""
+
+    def hits() -> list[float]:
+        groups = ({"group": name} for name, _ in HYBRID)
+        common = server.metric("prefix_cache_hits_total")
+        return [common, *(server.metric("prefix_cache_group_hits_total", **g) for g in groups)]
+
+    body = {"prompt": " ".join(f"w{k}" for k in range(40, 90)), "max_tokens": 1}
+    post(server, body)
+    before = hits()
+    post(server, body)
+    common, *alone = (b - a for a, b in zip(before, hits(), strict=True))
+    assert len(alone) == 2 and common == min(alone) == 48
 
 
 def test_request_ids_go_through(server: ServerProcess) -> None:

@@ -162,6 +162,10 @@ class EngineLoop:
             failed_steps=self._failed_steps,
             marked={mark.value: count for mark, count in llm.watermark_requests.items()},
             read_bandwidth=self._read_bandwidth,
+            group_hits={
+                group.name: hits
+                for group, hits in zip(scheduler.cache.groups, prefix.alone, strict=True)
+            },
         )
 
     def _patience(self) -> float | None:

@@ -101,6 +101,7 @@ class Numbers(Collector):
             ("admission_rejections", "reason", self._admission.rejected, "Requests refused."),
             ("watermark_requests", "status", load.marked, "Requests by their watermark."),
             ("prompt_tokens_by_source", "source", sources, "Prompt tokens by origin."),
+            ("prefix_cache_group_hits", "group", load.group_hits, "Found, were a group alone."),
         ):
             counter = CounterMetricFamily(self._name(name), text, labels=(*LABELS, label))
             for key, value in values.items():

@@ -168,6 +168,8 @@ class Load(msgspec.Struct, frozen=True, array_like=True):
     """requests by what became of their watermark"""
     read_bandwidth: float = 0.0
     """bytes a second that this machine can read, 0 until it was measured"""
+    group_hits: dict[str, int] = {}
+    """prompt tokens that each cache group would have found by itself"""
 
 
 class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
