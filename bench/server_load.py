@@ -38,7 +38,7 @@ LONGEST = 8192
 PROMPTS = 97
 """different prompts, of one id each"""
 SAMPLES = 30
-CACHE = "128M"
+CACHE = "256M"
 """of a real model: memory counts once it was written, so all of it shall be written early"""
 
 
