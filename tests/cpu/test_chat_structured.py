@@ -337,6 +337,21 @@ def test_a_model_is_bound(llm: LLM, folder: Path) -> None:
     assert re.fullmatch("[ab]{20}", output.text or "") and len(output.logprobs or ()) >= 20
 
 
+def test_a_grammar_that_is_left_nothing_ends_its_request_alone(llm: LLM, folder: Path) -> None:
+    digits = Structured("regex", "[0-9]{3}")
+    (letter,) = ids_of(folder, "a")
+    bound, other = llm.generate(
+        ["x", "x"],
+        [
+            SamplingParams(max_tokens=9, structured=digits, allowed_token_ids=(letter,)),
+            SamplingParams(max_tokens=9, structured=digits),
+        ],
+    )
+    assert bound.finish_reason == "error" and "allowed_token_ids or bad_words" in bound.error
+    assert "Parser" not in bound.error and "\n" not in bound.error
+    assert other.finish_reason == "stop" and (other.text or "").isdigit()
+
+
 def test_a_batch_with_tools_and_formats(llm: LLM, tmp_path: Path) -> None:
     """`run --batch`: calls that must come, JSON of a schema, and what cannot be."""
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 400, "seed": 3}

@@ -48,6 +48,11 @@ class Guide:
 
 def _reason(matcher: Matcher, token: int | None) -> str:
     text = matcher.get_error().strip().split("\n", 1)[0]
-    if not text:
-        text = f"token {token} is not of its grammar" if token is not None else "no token is left"
-    return shown(text, 200)
+    if token is not None and (not text or "doesn't satisfy the grammar" in text):
+        # Masks let only the grammar's tokens through: one that is not of it was chosen for want of
+        # any other, all of which something else of the request forbids.
+        return (
+            "no token that the grammar lets through may be chosen: allowed_token_ids or bad_words "
+            f"forbid all of them (token {token} came)"
+        )
+    return shown(text or "no token is left", 200)
