@@ -49,18 +49,26 @@ def test_another_model_of_the_same_shapes_is_told(
     assert "config.json" in str(raised.value)
 
 
-@pytest.mark.parametrize("change", ["none", "no config", "names of today", "other tokens"])
+@pytest.mark.parametrize("change", ["none", "names of today", "other tokens"])
 def test_the_model_itself_is_taken(built: Path, tmp_path: Path, change: str) -> None:
-    config: dict[str, Any] | None = small_config(1)
-    assert config is not None
-    if change == "no config":
-        config = None
-    elif change == "names of today":
+    config = small_config(1)
+    if change == "names of today":
         config = {**config, "rope_parameters": {"rope_type": "default"}, "new_name": 1}
         del config["rope_theta"]
     elif change == "other tokens":
         config |= {"eos_token_id": 5, "torch_dtype": "float32", "transformers_version": "9"}
-    opened(built, weights(tmp_path / "w", built, config))
+    folder = weights(tmp_path / "w", built, config)
+    opened(built, folder)
+    opened(built, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["", "model.safetensors"])
+def test_weights_of_which_nothing_tells_are_refused(
+    built: Path, tmp_path: Path, name: str
+) -> None:
+    folder = weights(tmp_path / "w", built, None)
+    with pytest.raises(WeightsError, match=r"has no config\.json.*copy the one of its checkpoint"):
+        opened(built, folder / name)
 
 
 def test_a_config_that_is_none(built: Path, tmp_path: Path) -> None:

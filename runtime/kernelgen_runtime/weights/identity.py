@@ -14,14 +14,22 @@ from ..errors import WeightsError, listing, shown
 MAX_BYTES = 1 << 20
 
 
-def check_config(folder: Path, model: Model) -> None:
+def check_config(source: Path, model: Model) -> None:
     """Raise WeightsError naming each value of `config.json` that the build has read otherwise.
 
-    What only one of the two says is not compared: names come and go with versions of a format.
+    `source` is the checkpoint's folder, or its one file. What only one of the two says is not
+    compared: names come and go with versions of a format. Weights without a `config.json` beside
+    them are refused where the build knows what it would have to say.
     """
+    folder = source.parent if source.is_file() else source
     path = folder / "config.json"
-    if not model.config or not path.is_file():
+    if not model.config:
         return
+    if not path.is_file():
+        raise WeightsError(
+            f"{folder}: has no config.json, so nothing tells whether it holds {model.name}; "
+            "copy the one of its checkpoint there"
+        )
     found = read_json(path, MAX_BYTES, WeightsError)
     problems = list(_differences(model.config, found))
     if problems:
