@@ -63,9 +63,7 @@ def test_the_model_itself_is_taken(built: Path, tmp_path: Path, change: str) -> 
 
 
 @pytest.mark.parametrize("name", ["", "model.safetensors"])
-def test_weights_of_which_nothing_tells_are_refused(
-    built: Path, tmp_path: Path, name: str
-) -> None:
+def test_weights_of_which_nothing_tells_are_refused(built: Path, tmp_path: Path, name: str) -> None:
     folder = weights(tmp_path / "w", built, None)
     with pytest.raises(WeightsError, match=r"has no config\.json.*copy the one of its checkpoint"):
         opened(built, folder / name)
