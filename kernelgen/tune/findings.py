@@ -16,6 +16,11 @@ QUIET = 0.03
 SPREAD = 0.15
 """the same for the samples of one candidate among themselves"""
 _FINALISTS = 3
+_MOST_FINALISTS = 8
+_CLOSE = 1.05
+"""a candidate within so much of the coarsely fastest is a finalist too: few samples cannot tell"""
+_EVEN = 1.01
+"""medians within so much of the fastest are even: another run may order them otherwise"""
 _NEARLY = 16.0
 """bounds that a candidate may be off for its time to be of interest"""
 
@@ -60,16 +65,18 @@ class Found:
 
     def best(self, group: Group) -> tuple[Candidate, float] | None:
         """The right candidate that is fastest over all contexts, with its time at the planned one;
-        of equals the first.
+        of those that are even the one in use, else the model's first.
         """
         ranked = [
-            (round(group.rank_us(self._median(c.id), self._elsewhere(c.id)), 3), i, c)
-            for i, c in enumerate(group.candidates)
+            (round(group.rank_us(self._median(c.id), self._elsewhere(c.id)), 3), c)
+            for c in group.candidates
             if c.id in self.fine and not self.coarse[c.id]["bad"]
         ]
         if not ranked:
             return None
-        found = min(ranked)[2]
+        fastest = min(us for us, _ in ranked)
+        even = [c for us, c in ranked if us <= fastest * _EVEN]
+        found = next((c for c in even if dict(c.choice) == dict(group.before)), even[0])
         return found, round(self._median(found.id), 3)
 
     def us(self, choice: Mapping[str, int]) -> float | None:
@@ -103,7 +110,9 @@ def finalists(group: Group, coarse: Mapping[str, Mapping[str, Any]]) -> list[Can
     timed = sorted((c for c in group.candidates if coarse[c.id]["us"]), key=rank)
     right = [c for c in timed if not coarse[c.id]["bad"]]
     # Where all are a little wrong the bound may be: their times are kept, and none is shipped.
-    first = (right or [c for c in timed if coarse[c.id]["share"] <= _NEARLY])[:_FINALISTS]
+    able = right or [c for c in timed if coarse[c.id]["share"] <= _NEARLY]
+    close = [c for c in able if rank(c) <= rank(able[0]) * _CLOSE]
+    first = able[: max(_FINALISTS, min(len(close), _MOST_FINALISTS))]
     also = [c for c in right if c.why == "model's best" or dict(c.choice) == dict(group.before)]
     return [c for c in group.candidates if c in first or c in also]
 

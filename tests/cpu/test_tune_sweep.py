@@ -28,7 +28,7 @@ from kernelgen.core.errors import NoDeviceError, UsageError
 from kernelgen.tables.file import read_rows, table_path
 from kernelgen.tune.crew import Crew
 from kernelgen.tune.fake_measurer import FakeMeasurer
-from kernelgen.tune.findings import Found
+from kernelgen.tune.findings import Found, finalists
 from kernelgen.tune.journal import Notes, open_journal, read_journal
 from kernelgen.tune.measurer import Canary, Machine
 from kernelgen.tune.sweep import Outcome, Part, Progress, Settings, Sweep, in_order
@@ -347,6 +347,37 @@ def test_contexts_count_in_proportion_to_what_is_read() -> None:
     assert short.best(one) == (one.candidates[1], 11.0)
     equal = _found({first: [10.0], second: [11.0]}, {first: [2.0, 90.0], second: [2.0, 90.0]})
     assert equal.best(one) == (one.candidates[0], 10.0)
+
+
+def test_noise_decides_nothing() -> None:
+    """Of even tiles the one in use stays, else the model's first: another run decides the same."""
+    one = group(0, tiles=3)
+    names = [c.id for c in one.candidates]
+    nothing: dict[str, list[float | None]] = {name: [] for name in names}
+
+    def chosen(*us: float) -> int:
+        best = _found({name: [t] for name, t in zip(names, us, strict=True)}, nothing).best(one)
+        assert best is not None
+        return one.candidates.index(best[0])
+
+    assert dict(one.before) == dict(one.candidates[1].choice)
+    assert chosen(10.0, 10.05, 10.3) == chosen(10.05, 10.0, 10.3) == chosen(10.3, 10.05, 10.0) == 1
+    assert chosen(10.0, 10.3, 10.05) == chosen(10.05, 10.3, 10.0) == 0
+    assert chosen(10.3, 10.3, 10.0) == 2
+
+
+def test_all_that_are_close_are_measured_well() -> None:
+    """A few samples tell what is 5% apart at best: which three come first is chance below that."""
+    one = group(0, tiles=12)
+
+    def count(step: float) -> int:
+        coarse = {
+            c.id: {"us": [10.0 * (1 + step * i)], "bad": "", "share": 0.5}
+            for i, c in enumerate(one.candidates)
+        }
+        return len(finalists(one, coarse))
+
+    assert (count(0.1), count(0.012), count(0.001)) == (3, 5, 8)
 
 
 def test_samples_that_differ_are_suspicious() -> None:
