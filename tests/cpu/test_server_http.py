@@ -301,6 +301,7 @@ def test_exactly_the_allowed_number_is_let_in(server: ServerProcess) -> None:
     assert server.metric("admission_rejections_total", reason="num_queued_reqs") == 40 - LIMIT
     found = error(server, {"prompt": ["w1"] * 3, "n": 3})
     assert found["code"] == 503 and found["type"] == "Service Unavailable"
+    assert found["message"].endswith("; ask for fewer choices"), "trying again would not help"
     assert post(server, {"prompt": "w1", "n": LIMIT, "max_tokens": 1})[0] == 200
     assert server.metric("num_requests_unfinished") == 0
 
@@ -399,6 +400,11 @@ def test_request_ids_go_through(server: ServerProcess) -> None:
 def test_the_description_names_every_route(server: ServerProcess) -> None:
     told = json.loads(server.get("/openapi.json")[1])
     assert {"/v1/completions", "/v1/chat/completions", "/tokenize", "/render"} <= set(told["paths"])
+    for path, methods in told["paths"].items():
+        for method in ("get", "post", "put", "patch", "delete"):
+            with server.asked(method.upper(), path, b"", **HEADERS) as answer:
+                assert (answer.status != 405) == (method in methods), f"{method} {path}"
+                answer.read()
 
 
 @pytest.mark.row("R-178")

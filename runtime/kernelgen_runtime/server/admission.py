@@ -34,9 +34,10 @@ class Admission:
         if self.closed:
             raise self._refusal("the server is shutting down", "shutdown")
         if self.max_requests is not None and self.requests + choices > self.max_requests:
+            later = choices <= self.max_requests
             raise self._refusal(
                 f"{self.requests} requests are under way, {choices} more would be above the limit "
-                f"of {self.max_requests}; try again",
+                f"of {self.max_requests}; {'try again' if later else 'ask for fewer choices'}",
                 "num_queued_reqs",
             )
         if self.max_tokens is not None and self.tokens >= self.max_tokens:

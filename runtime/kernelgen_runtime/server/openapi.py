@@ -48,6 +48,7 @@ def openapi(scale_out: bool) -> Description:
     for path, (summary, kind) in _GETS.items():
         answers: Description = {"200": _answer(kind), "503": {"description": "not ready"}}
         paths[path] = {"get": {"summary": summary, "responses": answers}}
+    paths["/ping"]["post"] = paths["/ping"]["get"]  # some clouds ask so
     for path, schema in BODIES.items():
         if path in SCALE_OUT and not scale_out:
             continue
