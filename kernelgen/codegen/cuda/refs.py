@@ -36,8 +36,9 @@ class References:
         self, weights: Sequence[BoundWeight], cache: CacheSchema, args: ArgsLayout
     ) -> None:
         self.layers = sorted(cache.places)
+        self.offsets = [cache.places[layer].at(number) for layer, number in cache.kept_places]
         self._weight = {w.name: i for i, w in enumerate(weights)}
-        self._layer = {layer: i for i, layer in enumerate(self.layers)}
+        self._layer = {place: i for i, place in enumerate(cache.kept_places)}
         self._cache = cache
         self._args = args
         self._first: dict[tuple[str, ...], int] = {}
@@ -87,7 +88,9 @@ class References:
         if layer is None:
             raise ValueError(f"{parameter}: the launch belongs to no layer")
         if isinstance(parameter, LayerOffset):
-            return f"layer_offset({self._layer[layer]})"
+            index = parameter.index
+            number = 0 if index is None else operands[index].number
+            return f"layer_offset({self._layer[layer, number]})"
         assert isinstance(parameter, BlockTable)
         group = self._cache.groups[self._cache.places[layer].group]
         return f"args({self._args.offset(f'block_table.{group.name}')})"
@@ -98,7 +101,9 @@ class References:
         if operand.kind == "weight":
             return f"weight({self._weight[operand.name]})"
         if operand.kind == "state":
-            return "bound(CACHE)"
+            assert operand.layer is not None
+            group = self._cache.groups[self._cache.places[operand.layer].group]
+            return "bound(STATES)" if group.per_request else "bound(CACHE)"
         if operand.kind == "bound":
             return f"bound({operand.name.upper()})"
         if operand.name in STEP_VALUES:

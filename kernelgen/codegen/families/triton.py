@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kernelgen.codegen.families.triton_clustered import ClusteredTile, clustered
+from kernelgen.codegen.families.triton_conv import quote_conv, short_conv_roles
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
+from kernelgen.codegen.families.triton_delta import delta_step_roles, quote_delta
 from kernelgen.codegen.families.triton_experts import experts_roles
 from kernelgen.codegen.families.triton_experts_pairs import quote_pairs
 from kernelgen.codegen.families.triton_experts_sorted import quote_sorted
@@ -101,6 +103,8 @@ _FAMILIES: Sequence[_Named] = (
     ("packed", packed_roles, quote_product(PackedTile, packed), _BY_SIZE),
     ("attention_decode", decode_roles, quote_decode, _PARTS),
     ("attention_prefill", prefill_roles, quote_prefill, _BY_SIZE),
+    ("short_conv", short_conv_roles, quote_conv, ""),
+    ("delta_step", delta_step_roles, quote_delta, _BY_SIZE),
     ("route", route_roles_of, quote_route, _BY_SIZE),
     ("experts_pairs", experts_roles(alone=False), quote_pairs, _PAIRS),
     ("experts_sorted", experts_roles(alone=True), quote_sorted, _BY_SIZE),

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 from kernelgen.codegen.cuda.launches import GpuKernel
 from kernelgen.codegen.triton.attention import decode_kernel, prefill_kernel
+from kernelgen.codegen.triton.conv import conv_kernel
+from kernelgen.codegen.triton.delta import delta_kernel
 from kernelgen.codegen.triton.experts_pairs import pairs_kernel
 from kernelgen.codegen.triton.experts_sorted import sorted_kernel
 from kernelgen.codegen.triton.gemm_tma import tma_kernel
@@ -21,12 +23,14 @@ _MAKERS: Mapping[str, Maker] = {
     "attention_decode": decode_kernel,
     "attention_fixed": prefill_kernel,
     "attention_prefill": prefill_kernel,
+    "delta_step": delta_kernel,
     "experts_pairs": pairs_kernel,
     "experts_sorted": sorted_kernel,
     "gemm_tma": tma_kernel,
     "head_sample": head_kernel,
     "route": route_kernel,
     "sample": sample_kernel,
+    "short_conv": conv_kernel,
 }
 
 
