@@ -25,6 +25,12 @@ from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_head import head_sample_roles, quote_head
+from kernelgen.codegen.families.triton_heads import head_linear_roles, quote_heads
+from kernelgen.codegen.families.triton_latent import latent_decode_roles, quote_latent
+from kernelgen.codegen.families.triton_latent_prefill import (
+    latent_prefill_roles,
+    quote_latent_prefill,
+)
 from kernelgen.codegen.families.triton_linear import gemv_roles, product_roles, quote_product
 from kernelgen.codegen.families.triton_packed import (
     PackedGemvTile,
@@ -105,6 +111,9 @@ _FAMILIES: Sequence[_Named] = (
     ("attention_prefill", prefill_roles, quote_prefill, _BY_SIZE),
     ("short_conv", short_conv_roles, quote_conv, ""),
     ("delta_step", delta_step_roles, quote_delta, _BY_SIZE),
+    ("latent_decode", latent_decode_roles, quote_latent, _PARTS),
+    ("latent_prefill", latent_prefill_roles, quote_latent_prefill, _BY_SIZE),
+    ("head_linear", head_linear_roles, quote_heads, _BY_SIZE),
     ("route", route_roles_of, quote_route, _BY_SIZE),
     ("experts_pairs", experts_roles(alone=False), quote_pairs, _PAIRS),
     ("experts_sorted", experts_roles(alone=True), quote_sorted, _BY_SIZE),
