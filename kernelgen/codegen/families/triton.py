@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kernelgen.codegen.families.triton_chunks import chunk_roles, quote_chunks
 from kernelgen.codegen.families.triton_clustered import ClusteredTile, clustered
 from kernelgen.codegen.families.triton_conv import quote_conv, short_conv_roles
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
@@ -111,6 +112,7 @@ _FAMILIES: Sequence[_Named] = (
     ("attention_prefill", prefill_roles, quote_prefill, _BY_SIZE),
     ("short_conv", short_conv_roles, quote_conv, ""),
     ("delta_step", delta_step_roles, quote_delta, _BY_SIZE),
+    ("delta_chunks", chunk_roles, quote_chunks, _BY_SIZE),
     ("latent_decode", latent_decode_roles, quote_latent, _PARTS),
     ("latent_prefill", latent_prefill_roles, quote_latent_prefill, _BY_SIZE),
     ("head_linear", head_linear_roles, quote_heads, _BY_SIZE),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from kernelgen.codegen.cuda.launches import GpuKernel
 from kernelgen.codegen.triton.attention import decode_kernel, prefill_kernel
+from kernelgen.codegen.triton.chunks import chunks_kernel
 from kernelgen.codegen.triton.conv import conv_kernel
 from kernelgen.codegen.triton.delta import delta_kernel
 from kernelgen.codegen.triton.experts_pairs import pairs_kernel
@@ -25,6 +26,7 @@ _MAKERS: Mapping[str, Maker] = {
     "attention_decode": decode_kernel,
     "attention_fixed": prefill_kernel,
     "attention_prefill": prefill_kernel,
+    "delta_chunks": chunks_kernel,
     "delta_step": delta_kernel,
     "experts_pairs": pairs_kernel,
     "experts_sorted": sorted_kernel,
