@@ -25,7 +25,7 @@ from kernelgen.planner.cost import region_bytes, region_flops
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
 
-_LIVE_VALUES = 4  # of an element: the sum, a tap, its row, the saved one
+_UNROLLED = 6  # rows whose loads a thread has under way
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,10 @@ class ConvTile:
     warps: int
 
     def footprint(self, problem: ConvProblem) -> Footprint:
-        """Registers: a few float32 values for each element."""
-        each = _LIVE_VALUES * self.rows * self.width / (self.warps * WARP)
-        return Footprint(self.warps, frame_registers(each + 8), self.warps * 256)
+        """Registers: taps and window of each column, rows on their way."""
+        columns = self.width / (self.warps * WARP)
+        held = columns * (2 * problem.taps + min(self.rows, _UNROLLED))
+        return Footprint(self.warps, frame_registers(held + 8), self.warps * 256)
 
     def problems(self, problem: ConvProblem, device: Device) -> tuple[str, ...]:
         """Limits of the block, tiles that do not reach over the window, idle threads."""
@@ -61,12 +62,12 @@ class ConvTile:
             found.append(f"{problem.taps} taps reach over more than {self.rows} rows")
         if self.width > max(WARP, next_power_of_two(problem.columns)):
             found.append(f"a part is longer than the row of {problem.columns}")
-        if self.rows * self.width < self.warps * WARP:
-            found.append(Wasteful("more threads than elements"))
+        if self.width < self.warps * WARP:
+            found.append(Wasteful("more threads than columns"))
         return tuple(found)
 
     def time(self, problem: ConvProblem, device: Device) -> Timing:
-        """Rows once, results once; every tap is a load that the nearest cache answers."""
+        """Rows once, results once; the window before each tile again."""
         tiles = ceil_div(problem.tokens, self.rows) + problem.requests - 1
         grid = Grid(
             blocks=max(1, tiles) * ceil_div(problem.columns, self.width),
@@ -77,8 +78,8 @@ class ConvTile:
         )
         demand = Demand(
             memory_bytes=problem.bytes,
-            cache_bytes=problem.bytes,
-            vector_ops=4.0 * problem.flops,
+            cache_bytes=problem.bytes * (self.rows + problem.taps - 1) // self.rows,
+            vector_ops=2.0 * problem.flops,
             copies=True,
         )
         return timing(grid, demand, device)
@@ -93,8 +94,8 @@ class ConvTile:
 
 def space() -> Iterator[ConvTile]:
     """All tiles."""
-    for rows in (8, 16, 4, 32):
-        for width in (256, 128, 512, 64, 32):
+    for rows in (16, 8, 4, 32):
+        for width in (1024, 512, 256, 128, 64, 32):
             for warps in (4, 8, 2, 1):
                 yield ConvTile(rows, width, warps)
 

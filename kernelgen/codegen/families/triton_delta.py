@@ -34,6 +34,7 @@ from kernelgen.planner.network import Region
 
 _SUMS = 4
 """sums over a block on the way: two lengths, what keys read, what queries read"""
+_REGISTERS = 1 << 16  # of a multiprocessor
 _OF_A_KEY = 48
 """registers of a thread for what belongs to keys alone, and for addresses"""
 
@@ -56,21 +57,34 @@ class DeltaProblem:
 
 @dataclass(frozen=True)
 class DeltaTile:
-    """A block holds all keys of one head and `width` of its columns in registers."""
+    """A block holds all keys of one head and `width` of its columns in registers, so few of them
+    that a multiprocessor has room for `blocks` blocks (0: as many as it likes)."""
 
     width: int
     warps: int
+    blocks: int
+
+    def most_registers(self) -> int:
+        """Of a thread, where they are limited; else 0."""
+        if not self.blocks:
+            return 0
+        return _REGISTERS // (self.blocks * self.warps * WARP) // 8 * 8
 
     def footprint(self, problem: DeltaProblem) -> Footprint:
         """Registers: the state, and what each of its rows is multiplied with."""
         state = next_power_of_two(problem.keys) * self.width / (self.warps * WARP)
         shared = 16 * (next_power_of_two(problem.keys) + self.width) * self.warps
-        return Footprint(self.warps, frame_registers(1.25 * state + _OF_A_KEY), shared)
+        registers, most = frame_registers(1.5 * state + _OF_A_KEY), self.most_registers()
+        return Footprint(self.warps, min(registers, most) if most else registers, shared)
 
     def problems(self, problem: DeltaProblem, device: Device) -> tuple[str, ...]:
         """Limits of the block, parts of heads that are needed whole."""
         found = list(self.footprint(problem).problems(device))
         whole = next_power_of_two(problem.values)
+        state = next_power_of_two(problem.keys) * self.width / (self.warps * WARP)
+        most = self.most_registers()
+        if most and (most > device.max_registers_per_thread or most < state + _OF_A_KEY):
+            found.append(f"{self.blocks} blocks would have {most} registers a thread")
         if self.width > max(WARP, whole):
             found.append(f"a part is longer than the {problem.values} columns of a head")
         if problem.whole and self.width < whole:
@@ -112,7 +126,8 @@ def space() -> Iterator[DeltaTile]:
     """All tiles, whole heads of usual sizes first."""
     for width in (128, 64, 32, 256):
         for warps in (8, 4, 16, 2, 1):
-            yield DeltaTile(width, warps)
+            for blocks in (0, 2, 3, 4):
+                yield DeltaTile(width, warps, blocks)
 
 
 @lru_cache(maxsize=1024)

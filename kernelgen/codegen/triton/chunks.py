@@ -40,7 +40,7 @@ def chunks_kernel(
     heads, values = context["heads"], context["values"]
 
     def tiles(sizes: Sizes) -> Grid:
-        return (heads, sizes.tokens // CHUNK + 2, 1)
+        return (heads, sizes.tokens // CHUNK + 2, 2)  # of keys and values, of queries
 
     def walks(sizes: Sizes) -> Grid:
         return (heads * ceil_div(values, tile.width), min(sizes.tokens, WALKERS), 1)
@@ -66,7 +66,7 @@ def _launch(
         **context,
     )
     walks = which == "walk"
-    tag = f"w{tile.width}_v{tile.walkers}_n{tile.stages}" if walks else f"w{tile.warps}"
+    tag = f"c{tile.width}_v{tile.walkers}_n{tile.stages}_w{tile.warps}"  # refused as one
     return TritonUnit(
         name=f"{function}_{tag}",
         text=text,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kernelgen.codegen.cuda.launches import GpuKernel, Grid
@@ -43,7 +43,14 @@ def delta_kernel(
         return (context["heads"] * ceil_div(context["values"], tile.width), sizes.tokens, 1)
 
     constants, shape = {"WIDTH": tile.width}, (tile.warps, 1)
-    return single_launch(kernel, why, "delta_step", context, tile, constants, shape, grid)
+    (one,) = single_launch(
+        kernel, why, "delta_step", context, tile, constants, shape, grid
+    ).passes
+    if not tile.blocks:
+        return GpuKernel((one,))
+    limit = (("maxnreg", tile.most_registers()),)
+    unit = replace(one.unit, name=f"{one.unit.name}_b{tile.blocks}", options=limit)
+    return GpuKernel((replace(one, unit=unit),))
 
 
 def decay_context(op: DeltaScan) -> dict[str, Any]:
@@ -110,6 +117,7 @@ def delta_step_context(
         "output": triton_name(roles.output),
         "column_mask": column.text,
         "key_mask": key.text,
+        "row_mask": "(key < KEYS)" if ragged else "",
     }
 
 
