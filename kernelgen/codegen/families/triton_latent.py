@@ -113,8 +113,8 @@ class LatentTile:
             found.append(f"a step is longer than the {problem.visible} visible entries")
         if self.heads > max(_LEAST_HEADS, next_power_of_two(problem.heads)):
             found.append(f"a block for more than the {problem.heads} heads")
-        if self.tokens < 16 * self.warps // 2:
-            found.append(f"{self.warps} warps have no 8 entries each")
+        if self.tokens < 4 * self.warps:
+            found.append(f"{self.warps} warps have no 4 entries each")
         blocks = problem.requests * self.groups(problem) * self.splits
         if blocks < _FULL * device.units and self.splits < _MOST_SPLITS:
             found.append(f"{blocks} blocks leave multiprocessors idle in any context")

@@ -77,8 +77,8 @@ class WalkTile:
     def problems(self, problem: WalkProblem, device: Device) -> tuple[str, ...]:
         """Limits of the block, warps without rows of their own."""
         found = list(self.footprint(problem).problems(device))
-        if self.rows < 8 * self.warps:
-            found.append(f"{self.warps} warps have no 8 rows each")
+        if self.rows < 4 * self.warps:
+            found.append(f"{self.warps} warps have no 4 rows each")
         if self.rows > max(_LEAST_SIDE, next_power_of_two(problem.queries * problem.heads)):
             found.append(Wasteful("more rows than there are"))
         return tuple(found)
