@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_trials import Tiny, named
+from gpu_trials import DEVICE, Tiny, named
 
 from kernelgen.codegen.cuda.launches import (
     BlockTable,
@@ -20,6 +20,7 @@ from kernelgen.codegen.cuda.launches import (
     Parameter,
     Pointer,
 )
+from kernelgen.codegen.families import catalogue
 from kernelgen.codegen.manifest import sub_graph
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.ir.codec import block_from_json
@@ -29,6 +30,8 @@ from kernelgen.ir.types import Sizes
 from kernelgen.ops.registry import op_kinds
 from kernelgen.ops.step import DenseRows, DenseState, StepView
 from kernelgen.planner.caches import PAGE_TOKENS
+from kernelgen.planner.family import Match
+from kernelgen.planner.network import Network, Region
 from kernelgen.planner.plan import COUNTERS, SCRATCH, Kernel
 from kernelgen.verify.guarded import Guarded
 from kernelgen.verify.interpreter import interpret
@@ -61,7 +64,6 @@ class ScanTrial:
     layer: int
     scale: Mapping[str, float] = field(default_factory=dict)
     """size of the random numbers of a value, by the end of its name"""
-    mixed: bool = False
 
     def errors(self) -> dict[str, float]:
         """Largest error of every output and state, relative to the largest number in it; raises
@@ -288,7 +290,7 @@ class ScanTrial:
         place = self.block.value[state]
         errors = {}
         for n, row in enumerate(self.rows):
-            if row.padding:
+            if row.padding or not row.count:
                 continue
             errors[f"{state} {n}"] = difference(self._cells(place, 1)[n], wanted.values[n])
             if row.mark:
@@ -319,20 +321,25 @@ def difference(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float("inf") if bool(torch.isnan(error)) else float(error) / size
 
 
-def region_kernel(model: Tiny, block: int, ops: tuple[str, ...], family: str, phase: str) -> Kernel:
-    """Exactly these ops as one kernel of a family."""
-    from kernelgen.planner.network import Network, Region
+def layer_of(model: Tiny, block: str) -> int:
+    """The first layer that is a block of this name."""
+    number = model.block(block)
+    found = next(p.layer for p in model.graph.sequence if p.block == number)
+    assert found is not None
+    return found
 
-    search_network = Network(model.graph.blocks[block])
-    names = [n.name for n in search_network.nodes]
+
+def region_kernel(
+    model: Tiny, block: int, ops: tuple[str, ...], family: str, phase: str, must: bool = True
+) -> Any:
+    """Exactly these ops as one kernel of a family. Unless it `must`: the family's answer, if that
+    is none."""
+    network = Network(model.graph.blocks[block])
+    names = [n.name for n in network.nodes]
     mask = sum(1 << names.index(op) for op in ops)
-    from gpu_trials import DEVICE
-
-    from kernelgen.codegen.families import catalogue
-
     one = next(f for f in catalogue(DEVICE) if f.name == family)
-    match = one.match(Region(search_network, mask), phase)
-    from kernelgen.planner.family import Match
-
+    match = one.match(Region(network, mask), phase)
+    if not must and not isinstance(match, Match):
+        return match
     assert isinstance(match, Match), match
     return named(match, family)

@@ -79,7 +79,7 @@ class ConvTile:
         demand = Demand(
             memory_bytes=problem.bytes,
             cache_bytes=problem.bytes * (self.rows + problem.taps - 1) // self.rows,
-            vector_ops=2.0 * problem.flops,
+            vector_ops=float(problem.flops + problem.bytes),
             copies=True,
         )
         return timing(grid, demand, device)

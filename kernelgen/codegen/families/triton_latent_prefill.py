@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +28,8 @@ from kernelgen.planner.network import Region
 
 _SHARE = 0.45
 """of the large product's rate that scores and sums reach together. Assumed."""
+_SHORT = 0.85
+"""of that for every halving of the rows of a step below 64, and back. Assumed."""
 _LEAST_SIDE = 16
 
 
@@ -106,7 +109,7 @@ class WalkTile:
             vector_ops=6.0 * walked * self.rows,
             tensor_flops=2.0 * walked * self.rows * (width + rank),
             tensor_dtype="bfloat16" if problem.cache_bits <= 16 else "float32",
-            tensor_share=_SHARE * (1.0 if self.rows >= 64 else 0.5),
+            tensor_share=_SHARE * min(1.0, self.rows / 64) * _SHORT ** math.log2(64 / self.tokens),
             longest=problem.visible * problem.queries / problem.pairs,
         )
         return timing(grid, demand, device)
