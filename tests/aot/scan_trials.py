@@ -90,15 +90,15 @@ class ScanTrial:
         schema = model.schema
         pages = 1 + int(self.table.max()) + 2
         self.cache = torch.full((pages, schema.page_bytes), 255, dtype=torch.uint8)
-        self.states = torch.full((3 * len(self.rows) + 2, schema.state_bytes), 255, dtype=torch.uint8)
+        self.states = torch.full(
+            (3 * len(self.rows) + 2, schema.state_bytes), 255, dtype=torch.uint8
+        )
         self.block = block_from_json(sub_graph(self.kernel), op_kinds())
         self.meant: dict[str, Any] = {}
         self.given = {name: self._operand(name) for name in self.kernel.signature}
         lists = {"positions": self.positions, "rows": self.owners}
         self.steps = {
-            name: Guarded.of(
-                torch.tensor(v + [-1] * (self.capacity - len(v)), dtype=torch.int32)
-            )
+            name: Guarded.of(torch.tensor(v + [-1] * (self.capacity - len(v)), dtype=torch.int32))
             for name, v in lists.items()
         }
         self.before = self.cache.clone(), self.states.clone()
@@ -184,7 +184,9 @@ class ScanTrial:
         size = PAGE_TOKENS * width * kind.itemsize
         found = []
         for n in range(len(self.rows)):
-            cells = [self.cache[p][at : at + size].view(kind).view(-1, width) for p in self.table[n]]
+            cells = [
+                self.cache[p][at : at + size].view(kind).view(-1, width) for p in self.table[n]
+            ]
             found.append(cells)
         return found
 

@@ -101,14 +101,17 @@ class References:
         if operand.kind == "weight":
             return f"weight({self._weight[operand.name]})"
         if operand.kind == "state":
-            assert operand.layer is not None
-            group = self._cache.groups[self._cache.places[operand.layer].group]
-            return "bound(STATES)" if group.per_request else "bound(CACHE)"
+            return "bound(STATES)" if self._of_requests(operand.layer) else "bound(CACHE)"
         if operand.kind == "bound":
             return f"bound({operand.name.upper()})"
         if operand.name in STEP_VALUES:
             return f"value({operand.name.upper()})"
         return _ARGS
+
+    def _of_requests(self, layer: int | None) -> bool:
+        """Whether what a layer keeps belongs to requests and not to tokens."""
+        place = None if layer is None else self._cache.places[layer]
+        return place is not None and self._cache.groups[place.group].per_request
 
     def _pointer(self, pointer: Pointer, operands: Sequence[Given], slots: dict[int, int]) -> str:
         if pointer is Pointer.ARGS:

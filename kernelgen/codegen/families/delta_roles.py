@@ -1,4 +1,4 @@
-"""Owns the shape of a delta-rule step in one kernel: convolutions before the scan, heads after it."""
+"""Owns the shape of a delta-rule step in one kernel: convolutions before it, heads after it."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class HeadsProblem:
 
 @dataclass(frozen=True)
 class HeadsTile:
-    """A block computes `outputs` columns of `rows` tokens of one head, `depth` columns at a time."""
+    """A block computes `outputs` columns of `rows` tokens of one head, `depth` terms at a time."""
 
     rows: int
     outputs: int

@@ -1,4 +1,4 @@
-"""Owns decode over latent rows: one row a token that all heads share, the cache split over blocks."""
+"""Owns decode over latent rows: one row a token for all heads, the cache split over blocks."""
 
 from __future__ import annotations
 

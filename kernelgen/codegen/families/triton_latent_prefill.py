@@ -1,4 +1,4 @@
-"""Owns prompt attention over latent rows: tiles of queries and heads walk the rows that they see."""
+"""Owns prompt attention over latent rows: tiles of queries and heads walk what they see."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class WalkTile:
         return self.rows // heads_of_a_block(problem.heads, self.rows)
 
     def footprint(self, problem: WalkProblem) -> Footprint:
-        """Shared memory: the queries, `stages` steps of rows, weights of a step. Registers: sums."""
+        """Shared memory: queries, `stages` steps of rows, weights of a step. Registers: sums."""
         size = problem.cache_bits // 8
         rank = next_power_of_two(problem.rank)
         width = rank + max(_LEAST_SIDE, next_power_of_two(problem.beside))

@@ -33,7 +33,7 @@ _CAPACITY = Given(Argument("capacity", "i32"), Constant(lambda s: s.tokens), "to
 def chunks_kernel(
     kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
 ) -> GpuKernel:
-    """Two launches: what the tokens of a chunk do to each other, then states from chunk to chunk."""
+    """Two launches: what tokens of a chunk do to each other, then states from chunk to chunk."""
     tile, region, roles = ChunkTile(**choice), kernel.match.region, kernel.match.roles
     assert isinstance(roles, ApartRoles)
     context = chunk_context(region, roles, layout)

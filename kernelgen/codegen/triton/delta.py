@@ -43,9 +43,7 @@ def delta_kernel(
         return (context["heads"] * ceil_div(context["values"], tile.width), sizes.tokens, 1)
 
     constants, shape = {"WIDTH": tile.width}, (tile.warps, 1)
-    (one,) = single_launch(
-        kernel, why, "delta_step", context, tile, constants, shape, grid
-    ).passes
+    (one,) = single_launch(kernel, why, "delta_step", context, tile, constants, shape, grid).passes
     if not tile.blocks:
         return GpuKernel((one,))
     limit = (("maxnreg", tile.most_registers()),)
@@ -144,7 +142,8 @@ class StepProgram(TileProgram):
         taps, dtype = self.region.value(weight).type, self.region.value(x).type.dtype
         made = state_context(self.region, state, self.layout)
         self.windows.append(made)
-        columns, back, pool = taps.shape[0], taps.row_width - 1, made["name"]
+        columns, back = taps.static_elements // taps.row_width, taps.row_width - 1
+        pool = made["name"]
         inside = f" & {at.tile.text}" if at.tile.text else ""
         old, new = (address(f"{pool}_{which}", at.column) for which in ("old", "new"))
         rows = [
