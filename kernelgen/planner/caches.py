@@ -54,6 +54,14 @@ class CacheSchema:
     state_bytes: int = 0
 
     @property
+    def kept_places(self) -> tuple[tuple[int, int], ...]:
+        """(layer, number of the state) in the order of a library's table: each layer's first one
+        in the order of layers, then the others."""
+        layers = sorted(self.places)
+        further = [(n, i + 1) for n in layers for i in range(len(self.places[n].further))]
+        return (*((n, 0) for n in layers), *further)
+
+    @property
     def token_groups(self) -> tuple[CacheGroup, ...]:
         """Groups that keep something of each token."""
         return tuple(g for g in self.groups if not g.per_request)

@@ -31,6 +31,8 @@ from kernelgen.codegen.families.triton_rows import RowsTile
 from kernelgen.codegen.families.triton_skinny import MOST_ROWS, SkinnyTile, padded_rows
 from kernelgen.codegen.families.triton_sliced import SlicedTile
 from kernelgen.hw.device import Device
+from kernelgen.ir.graph import Role
+from kernelgen.ir.op import Trait
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.family import Match, Refusal
 from kernelgen.tables import Tables
@@ -62,6 +64,14 @@ class Space:
     """what the family itself would choose"""
 
 
+def _can_be_staged(match: Match) -> bool:
+    """Whether what the kernel reads of a layer is keys and values, or nothing."""
+    region = match.region
+    states = [v for n in region.inputs if (v := region.value(n)).role is Role.STATE]
+    pairs = all(len(value.type.shape) == 2 for value in states)
+    return pairs and not region.with_trait(Trait.SCAN | Trait.LATENT)
+
+
 def space_of(match: Match, sizes: Sizes, device: Device) -> Space | Refusal:
     """The whole space of a match at the sizes that it is priced at; or why it has none there."""
     family = match.family
@@ -69,6 +79,8 @@ def space_of(match: Match, sizes: Sizes, device: Device) -> Space | Refusal:
     quote = family.quote(match.region, match.roles, sizes, device)
     if isinstance(quote, Refusal):
         return quote
+    if not _can_be_staged(match):
+        return Refusal("a sweep makes up keys and values alone of what layers keep between steps")
     if family.name not in _SPACES:
         return _around(match, quote, sizes, device)
     later = device.boundary_us + sum(p.us for p in quote.passes)

@@ -184,7 +184,8 @@ class _Step:
         assert launch is not None and launch.layer is not None
         place = program.cache.places[launch.layer]
         if isinstance(parameter, LayerOffset):
-            return place.offset_bytes
+            index = parameter.index
+            return place.at(0 if index is None else operands[index].number)
         assert isinstance(parameter, BlockTable)
         group = program.cache.groups[place.group].name
         return self.args[program.args.offset(f"block_table.{group}") :]
@@ -202,7 +203,10 @@ class _Step:
         if operand.kind in ("weight", "bound"):
             return self.bound[operand.name]
         if operand.kind == "state":
-            return self.bound["cache"].view(_ELEMENTS[type_])
+            assert operand.layer is not None
+            cache = self.library.program.cache
+            group = cache.groups[cache.places[operand.layer].group]
+            return self.bound["states" if group.per_request else "cache"].view(_ELEMENTS[type_])
         return self._step_value(operand.name) if operand.name in STEP_VALUES else self.args
 
     def _pointer(self, pointer: Pointer, type_: str, operands: Sequence[Given]) -> torch.Tensor:

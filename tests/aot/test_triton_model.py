@@ -72,7 +72,12 @@ def has_experts(config: dict[str, Any]) -> bool:
 
 
 def shortened(config: dict[str, Any]) -> dict[str, Any]:
-    """The first layers alone; lists with an entry a layer are cut too."""
+    """The first layers alone; lists with an entry a layer are cut too. One layer of each kind where
+    lists number them."""
+    if numbered := config.get("linear_attn_config"):
+        kinds = {"kda_layers": [1], "full_attn_layers": [2]}
+        few = {"num_hidden_layers": 2, "first_k_dense_replace": 2}  # experts are tried elsewhere
+        return config | few | {"linear_attn_config": numbered | kinds}
     before = config["num_hidden_layers"]
     layers = min(LAYERS_OF_EXPERTS if has_experts(config) else LAYERS, before)
     cut = {k: v[:layers] for k, v in config.items() if isinstance(v, list) and len(v) == before}

@@ -115,7 +115,7 @@ def step_program(
     operands = {k.name: len(k.signature) for plan in plans for k in plan.kernels}
     tables = _Tables(
         weight={w.name: i for i, w in enumerate(weights)},
-        layer={place: i for i, place in enumerate(kept_places(cache))},
+        layer={place: i for i, place in enumerate(cache.kept_places)},
         kernel={name: i for i, name in enumerate(kernels)},
     )
     rows = [tables.plan(plan) for plan in plans]
@@ -134,7 +134,7 @@ def step_program(
         ],
         layers=[
             {"group": cache.places[layer].group, "offset": cache.places[layer].at(number)}
-            for layer, number in kept_places(cache)
+            for layer, number in cache.kept_places
         ],
         kernels=[{"name": name, "operands": operands[name]} for name in kernels],
         schedules=[
@@ -158,14 +158,6 @@ def step_program(
         rules=_rules(rules, vocabulary),
     )
     return {"step.cpp": text, "kernels.h": render("host/kernels.h.j2", kernels=kernels)}
-
-
-def kept_places(cache: CacheSchema) -> list[tuple[int, int]]:
-    """(layer, number of the state) in the order of the library's table: each layer's first one in
-    the order of layers, then the others."""
-    layers = sorted(cache.places)
-    further = [(n, i + 1) for n in layers for i in range(len(cache.places[n].further))]
-    return [*((n, 0) for n in layers), *further]
 
 
 def _rules(rules: RulesLayout, vocabulary: int) -> list[dict[str, Any]]:

@@ -51,7 +51,13 @@ class Operand:
 
 @dataclass(frozen=True)
 class LayerOffset:
-    """int64: bytes from the start of a page to the place of the launch's layer."""
+    """int64: bytes from the start of a page to the place of the launch's layer.
+
+    `index`: the operand, by its place in the signature, that says which of the layer's states is
+    meant; without one it is the first.
+    """
+
+    index: int | None = None
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,9 @@ class References:
         self, weights: Sequence[BoundWeight], cache: CacheSchema, args: ArgsLayout
     ) -> None:
         self.layers = sorted(cache.places)
+        self.offsets = [cache.places[layer].at(number) for layer, number in cache.kept_places]
         self._weight = {w.name: i for i, w in enumerate(weights)}
-        self._layer = {layer: i for i, layer in enumerate(self.layers)}
+        self._layer = {place: i for i, place in enumerate(cache.kept_places)}
         self._cache = cache
         self._args = args
         self._first: dict[tuple[str, ...], int] = {}
@@ -87,7 +88,9 @@ class References:
         if layer is None:
             raise ValueError(f"{parameter}: the launch belongs to no layer")
         if isinstance(parameter, LayerOffset):
-            return f"layer_offset({self._layer[layer]})"
+            index = parameter.index
+            number = 0 if index is None else operands[index].number
+            return f"layer_offset({self._layer[layer, number]})"
         assert isinstance(parameter, BlockTable)
         group = self._cache.groups[self._cache.places[layer].group]
         return f"args({self._args.offset(f'block_table.{group.name}')})"
@@ -98,12 +101,17 @@ class References:
         if operand.kind == "weight":
             return f"weight({self._weight[operand.name]})"
         if operand.kind == "state":
-            return "bound(CACHE)"
+            return "bound(STATES)" if self._of_requests(operand.layer) else "bound(CACHE)"
         if operand.kind == "bound":
             return f"bound({operand.name.upper()})"
         if operand.name in STEP_VALUES:
             return f"value({operand.name.upper()})"
         return _ARGS
+
+    def _of_requests(self, layer: int | None) -> bool:
+        """Whether what a layer keeps belongs to requests and not to tokens."""
+        place = None if layer is None else self._cache.places[layer]
+        return place is not None and self._cache.groups[place.group].per_request
 
     def _pointer(self, pointer: Pointer, operands: Sequence[Given], slots: dict[int, int]) -> str:
         if pointer is Pointer.ARGS:

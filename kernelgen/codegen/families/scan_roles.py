@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelgen.codegen.families.roles import ANCHORS
-from kernelgen.ir.graph import Node
+from kernelgen.ir.graph import Node, Role
 from kernelgen.ir.op import Trait
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region
@@ -19,6 +19,13 @@ class ApartRoles:
     epilogue: tuple[Node, ...]
     outputs: tuple[str, ...]
     """values stored; states are not among them"""
+
+
+def carried(region: Region) -> frozenset[str]:
+    """States of the region that belong to requests and not to tokens: what its scans carry on."""
+    scans = region.with_trait(Trait.SCAN)
+    names = {region.base(name) for node in scans for name in node.inputs}
+    return frozenset(n for n in names if region.value(n).role is Role.STATE)
 
 
 def apart_roles(

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from kernelgen.codegen.families.triton_chunks import chunk_roles, quote_chunks
 from kernelgen.codegen.families.triton_clustered import ClusteredTile, clustered
+from kernelgen.codegen.families.triton_conv import quote_conv, short_conv_roles
 from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
+from kernelgen.codegen.families.triton_delta import delta_step_roles, quote_delta
 from kernelgen.codegen.families.triton_experts import experts_roles
 from kernelgen.codegen.families.triton_experts_pairs import quote_pairs
 from kernelgen.codegen.families.triton_experts_sorted import quote_sorted
@@ -23,6 +26,12 @@ from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
 from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_head import head_sample_roles, quote_head
+from kernelgen.codegen.families.triton_heads import head_linear_roles, quote_heads
+from kernelgen.codegen.families.triton_latent import latent_decode_roles, quote_latent
+from kernelgen.codegen.families.triton_latent_prefill import (
+    latent_prefill_roles,
+    quote_latent_prefill,
+)
 from kernelgen.codegen.families.triton_linear import gemv_roles, product_roles, quote_product
 from kernelgen.codegen.families.triton_packed import (
     PackedGemvTile,
@@ -101,6 +110,12 @@ _FAMILIES: Sequence[_Named] = (
     ("packed", packed_roles, quote_product(PackedTile, packed), _BY_SIZE),
     ("attention_decode", decode_roles, quote_decode, _PARTS),
     ("attention_prefill", prefill_roles, quote_prefill, _BY_SIZE),
+    ("short_conv", short_conv_roles, quote_conv, ""),
+    ("delta_step", delta_step_roles, quote_delta, _BY_SIZE),
+    ("delta_chunks", chunk_roles, quote_chunks, _BY_SIZE),
+    ("latent_decode", latent_decode_roles, quote_latent, _PARTS),
+    ("latent_prefill", latent_prefill_roles, quote_latent_prefill, _BY_SIZE),
+    ("head_linear", head_linear_roles, quote_heads, _BY_SIZE),
     ("route", route_roles_of, quote_route, _BY_SIZE),
     ("experts_pairs", experts_roles(alone=False), quote_pairs, _PAIRS),
     ("experts_sorted", experts_roles(alone=True), quote_sorted, _BY_SIZE),

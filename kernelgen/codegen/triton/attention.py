@@ -14,7 +14,7 @@ from kernelgen.codegen.families.triton_decode import COPIES, DecodeTile
 from kernelgen.codegen.families.triton_prefill import PrefillTile
 from kernelgen.codegen.rendering import render
 from kernelgen.codegen.step_args import ArgsLayout
-from kernelgen.codegen.triton.expressions import triton_name, triton_type
+from kernelgen.codegen.triton.expressions import PRECISE, triton_name, triton_type
 from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, header, kernel_arguments
 from kernelgen.codegen.triton.order import in_order, late
@@ -28,8 +28,6 @@ from kernelgen.planner.plan import Kernel
 _LINE_BYTES = 128  # of the L2 cache
 _LEAST_SIDE = 16  # rows of a tensor core product
 _MERGED_AT_ONCE = 8192  # elements of partial results that a block holds
-_PRECISE = ', input_precision="ieee"'
-"""float32 caches are multiplied as float32, not rounded to tf32 on their way to tensor cores"""
 FIXED = "attention_fixed"
 """the family whose steps of keys lie at the same places for every query"""
 _POSITION = {"positions": "position"}
@@ -138,7 +136,7 @@ def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> d
         "window": op.window or 0,
         "cache": triton_type(product),
         "cache_bytes": size,
-        "precision": _PRECISE if product == FLOAT32 else "",
+        "precision": PRECISE if product == FLOAT32 else "",
         **_narrow(entry.dtype, product),
         "scales": triton_name(region.base(roles.anchor.inputs[3 + op.sinks])) if op.scaled else "",
         "state": triton_name(region.base(state)),

@@ -10,6 +10,8 @@ from kernelgen.core.dtypes import BFLOAT16, FLOAT8, FLOAT32, INT32, UINT8, DType
 from kernelgen.formats import WeightFormat
 from kernelgen.ir.expr import Expr
 
+PRECISE = ', input_precision="ieee"'
+"""of a product of float32: multiplied as such, not rounded to tf32 on the way to tensor cores"""
 _INFIX = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 _EXP = "tl.extra.libdevice.exp"
 """exact to an ulp or two at any argument; `tl.exp` rounds the argument in units of log2 first"""

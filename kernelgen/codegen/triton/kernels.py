@@ -21,6 +21,7 @@ from kernelgen.codegen.cuda.unit import Argument, TritonUnit
 from kernelgen.codegen.families.roles import LinearRoles
 from kernelgen.codegen.families.row_prep import row_prep
 from kernelgen.codegen.families.row_sections import row_sections
+from kernelgen.codegen.families.scan_roles import carried
 from kernelgen.codegen.families.triton_block import ceil_div
 from kernelgen.codegen.families.triton_clustered import ClusteredTile
 from kernelgen.codegen.families.triton_gemm import GemmTile
@@ -114,9 +115,11 @@ def triton_kernel(
 def kernel_arguments(kernel: Kernel) -> tuple[Given, ...]:
     """Operands in order, then the step's arguments.
 
-    A state is followed by its layer's place in a page and by the block table of its group.
+    A state is followed by its layer's place in a page and, where it is kept for each token, by the
+    block table of its group.
     """
     region = kernel.match.region
+    of_requests = carried(region)
     found: list[Given] = []
     for number, name in enumerate(kernel.signature):
         if name in (SCRATCH, COUNTERS):
@@ -128,6 +131,13 @@ def kernel_arguments(kernel: Kernel) -> tuple[Given, ...]:
         if value.role is not Role.STATE:
             found.append(Given(argument, Operand(number), str(value.type)))
             continue
+        if name in of_requests:
+            place = Argument(f"{clean}_offset", "i64", 16)
+            found += [
+                Given(argument, Operand(number), "pages of requests"),
+                Given(place, LayerOffset(number), "bytes, of this state in a page"),
+            ]
+            continue
         found += [
             Given(argument, Operand(number), "pages"),
             Given(
@@ -137,7 +147,8 @@ def kernel_arguments(kernel: Kernel) -> tuple[Given, ...]:
             ),
             Given(Argument(f"{clean}_table", "*i32", 16), BlockTable(), "pages of each request"),
         ]
-    if region.with_trait(Trait.STATE_WRITE) and "positions" not in kernel.signature:
+    stores = any(not n.op.has(Trait.SCAN) for n in region.with_trait(Trait.STATE_WRITE))
+    if stores and "positions" not in kernel.signature:
         found.append(Given(Argument(POSITIONS, "*i32", 16), Pointer.POSITIONS, "of each token"))
     found.append(Given(Argument("args", "*i32", 16), Pointer.ARGS, "the step's arguments"))
     return tuple(found)

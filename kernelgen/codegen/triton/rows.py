@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kernelgen.codegen.families.row_sections import Section, row_sections
+from kernelgen.codegen.families.triton_block import next_power_of_two
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import stored, triton_name
 from kernelgen.codegen.triton.frame import Frame, Mask
@@ -12,7 +14,7 @@ from kernelgen.codegen.triton.product import COUNT_WORDS, step_words
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.ir.graph import Node
 from kernelgen.ir.op import Trait
-from kernelgen.ops import CacheWrite
+from kernelgen.ops import CacheWrite, LatentWrite
 from kernelgen.planner.caches import PAGE_TOKENS, CacheSchema
 from kernelgen.planner.network import Region
 
@@ -49,6 +51,8 @@ def _section(
     for node in section.stored:
         if isinstance(node.op, CacheWrite):
             _insert(program, node)
+        elif isinstance(node.op, LatentWrite):
+            _insert_latent(program, node)
         else:
             _store(program, node)
     return {
@@ -63,7 +67,7 @@ def _section(
 
 def _by_head(region: Region, node: Node) -> bool:
     """Whether rows are heads, be it one a token."""
-    name = node.inputs[1] if isinstance(node.op, CacheWrite) else node.inputs[0]
+    name = node.inputs[1] if node.op.has(Trait.STATE_WRITE) else node.inputs[0]
     return len(region.value(name).type.shape) == 3
 
 
@@ -107,6 +111,30 @@ def _insert(program: TileProgram, node: Node) -> None:
         "kept = mine & (page > 0)",
         f"tl.store(cell, {key}, mask=kept)",
         f"tl.store(cell + {heads * PAGE_TOKENS * width}, {value}, mask=kept)",
+    ]
+
+
+def _insert_latent(program: TileProgram, node: Node) -> None:
+    """A row to its page, `[16 tokens][width]`: the latent, then what is beside it."""
+    region = program.region
+    state, latent, beside, rows = node.inputs
+    dtype = region.value(state).type.dtype
+    rank, more = (region.value(name).type.row_width for name in (latent, beside))
+    near = f"tl.arange(0, {next_power_of_two(more)})[None, :]"
+    tile = Mask("(live & (near < NEAR))")
+    frame = replace(program.frame, column="near", tile=tile)
+    program.lines += [f"NEAR: tl.constexpr = {more}", f"near = {near}"]
+    value, other = program.value(latent), program.value(beside, frame)
+    cache = triton_name(region.base(state))
+    program.lines += [
+        f"request = tl.load({triton_name(rows)} + row, mask=live, other=-1)",
+        f"position = tl.load({POSITIONS} + row, mask=live, other=0)",
+        f"at = {cache}_table + request * MAX_PAGES + position // {PAGE_TOKENS}",
+        "page = tl.load(at, mask=request >= 0, other=0)",
+        f"start = (page.to(tl.int64) * PAGE_BYTES + {cache}_offset) // {dtype.bytes}",
+        f"cell = {cache} + start + position % {PAGE_TOKENS} * {rank + more}",
+        f"tl.store(cell + col, {stored(value, dtype)}, mask=mine & (page > 0))",
+        f"tl.store(cell + {rank} + near, {stored(other, dtype)}, mask={tile.text} & (page > 0))",
     ]
 
 

@@ -9,7 +9,7 @@ namespace cuda {
 using kg::Element;  // the generated tables name both
 using kg::Weight;
 
-enum Bound : uint32_t { LOGITS, SAMPLED, CACHE, WORKSPACE, LAST_SAMPLED, COUNTERS, RULES, LOGPROBS, MASKS, BOUND_COUNT };
+enum Bound : uint32_t { LOGITS, SAMPLED, CACHE, WORKSPACE, LAST_SAMPLED, COUNTERS, RULES, LOGPROBS, MASKS, STATES, BOUND_COUNT };
 
 // What a buffer that is no weight has to be: `unit` elements count as one.
 struct Buffer {
@@ -25,7 +25,7 @@ constexpr unsigned WEIGHT_ALIGNMENT = 16, PAGE_ALIGNMENT = 256;
 struct Buffers {
   void* weights[MAX_WEIGHTS];
   void* bound[BOUND_COUNT];
-  int64_t units[BOUND_COUNT];  // rows of logits and sampled, pages, bytes of the workspace, slots, counters, slots, rows
+  int64_t units[BOUND_COUNT];  // rows of logits and sampled, pages, bytes of the workspace, slots, counters, slots, rows, pages of states
 };
 
 inline Buffers& buffers() {

@@ -31,7 +31,7 @@ inline int find_plan(const Model& model, const TVMFFIAny& arg, const Plan*& plan
 // Everything bound, and large enough for the plan.
 inline int check_bound(const Model& model, const Plan& plan) {
   const Buffers& b = buffers();
-  const int64_t least[BOUND_COUNT] = {plan.rows, plan.rows, 1, (int64_t)plan.workspace_bytes, 1, model.counters, 0, 0, 0};
+  const int64_t least[BOUND_COUNT] = {plan.rows, plan.rows, 1, (int64_t)plan.workspace_bytes, 1, model.counters, 0, 0, 0, model.state_bytes > 0};
   for (int i = 0; i < (int)BOUND_COUNT; ++i) {
     if (!b.bound[i] && least[i] > 0) return ffi::raise("RuntimeError", "%s: not bound", model.buffers[i].name);
     if (b.units[i] < least[i])

@@ -79,6 +79,7 @@ struct Model {
   int64_t args_words;
   uint64_t step_values[3];  // bytes from the start of the workspace
   int64_t counters;
+  int64_t state_bytes;  // of a page of states; 0: there are none
   const Buffer* buffers;
   const Weight* weights;
   int weight_count;
