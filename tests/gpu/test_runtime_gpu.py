@@ -72,6 +72,7 @@ class LateCuda(TorchCuda):
         super().copy(target, source)
 
 
+@pytest.mark.row("R-089")
 @pytest.mark.parametrize("seed", range(3))
 def test_late_copies_change_no_token(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     random.seed(seed)
