@@ -194,15 +194,26 @@ def _add_engine_options(run: argparse.ArgumentParser) -> None:
 
 
 def _length(text: str) -> int | str:
-    return text if text == "auto" else int(text)
+    return text if text == "auto" else _whole(text, "auto")
 
 
 def _interval(text: str) -> int | None:
-    return None if text == "none" else int(text)
+    return None if text == "none" else _whole(text, "none")
+
+
+def _whole(text: str, word: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        wanted = f"must be a whole number or {word}, is {shown(text)}"
+        raise argparse.ArgumentTypeError(wanted) from None
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, is {text}")
+        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, is {shown(text)}")
     return value

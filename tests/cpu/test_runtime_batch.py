@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -354,6 +356,23 @@ def test_a_killed_run_goes_on(built: Path, tmp_path: Path) -> None:
     assert len(found) == count and len({a["id"] for a in found}) == count
     by_name = {a["custom_id"]: ids_of(a) for a in found}
     assert all(by_name[f"r{i}"] == following(lines[i]["body"]["prompt"], 60) for i in range(count))
+
+
+def test_a_terminal_gets_a_bar(built: Path, tmp_path: Path) -> None:
+    source = write(tmp_path / "in", *(of_ids(f"r{i}", [i + 1], 5) for i in range(7)))
+    command = [sys.executable, "-m", "kernelgen_runtime", "run", str(built), "--weights", "random"]
+    command += ["--batch", str(source), "--output", str(tmp_path / "out")]
+    ours, theirs = pty.openpty()
+    env = environment() | {"TERM": "xterm", "COLUMNS": "100"}
+    child = subprocess.Popen(command, env=env, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # what a terminal says when its last writer has gone
+        while piece := os.read(ours, 1 << 16):
+            shown += piece
+    os.close(ours)
+    assert child.wait() == 0
+    assert b"7/7" in shown and b"tokens/s" in shown and b"7 of 7 requests answered" in shown
 
 
 def test_counting_without_answers(tmp_path: Path) -> None:

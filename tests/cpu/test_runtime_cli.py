@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,8 @@ from kernelgen_runtime.errors import ArtifactError, LaunchError
 from kernelgen_runtime.launch.library import CompiledLibrary
 from runtime_fakes import PEAK_BYTES, VOCAB, environment, manifest_json, on_gpu
 from runtime_stub import compile_stub, following, write_artifact, write_cases, write_checkpoint
+
+RUN = ("run", "x", "--weights", "w", "--prompt", "a")
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +114,27 @@ def test_run_json(built: Path, weights: Path, capsys: pytest.CaptureFixture[str]
     # 4 panels of 3 × 32 × 2 bfloat16, 6 float32, and up to 6 tokens of 8 bytes in both groups.
     assert 4 * 3 * 32 * 2 * 2 + 24 < result["decode_bytes_per_step"] < 1560 + 6 * 16 + 1
     assert result["read_bandwidth_gb_per_second"] == 12.5
+
+
+def test_an_automatic_length_is_what_the_cache_holds(
+    built: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A length that does not fit is refused with the longest that does: `auto` takes that one."""
+
+    def tried(length: object, prompt: int) -> tuple[int, str, str]:
+        ids = ",".join(["5"] * prompt)
+        options = ("--prompt-ids", ids, "--max-tokens", 1, "--kv-cache-memory-bytes", 128 * 12)
+        options += ("--max-num-batched-tokens", 16, "--bandwidth-seconds", 0)
+        code = run("run", built, "--weights", "random", "--max-model-len", length, *options)
+        return code, *capsys.readouterr()
+
+    code, _, error = tried(200, 3)
+    (longest,) = map(int, re.findall(r"the longest that fits is --max-model-len (\d+)", error))
+    assert code == 2 and 16 < longest < 200
+    assert tried("auto", longest - 1)[0] == 0
+    code, _, error = tried("auto", longest)
+    assert code == 2 and f"leaves no room in max_model_len {longest}" in error
+    assert tried(longest + 1, 3)[0] == 2 and tried(longest, 3)[0] == 0
 
 
 def test_stop_string_and_made_up_weights(
@@ -214,6 +238,10 @@ def test_one_line_and_a_code_for_every_mistake(
         (("run", "x", "--weights", "w"), "--prompt"),
         (("run", "x", "--prompt", "a"), "--weights"),
         (("run", "x", "--weights", "w", "--prompt", "a", "--max-tokens", "many"), "'many'"),
+        ((*RUN, "--max-model-len", "most"), "must be a whole number or auto, is 'most'"),
+        ((*RUN, "--prefix-cache-retention-interval", "1k"), "must be a whole number or none"),
+        ((*RUN, "--gpu-memory-utilization", "half"), "must be above 0 and at most 1, is 'half'"),
+        (("serve", "x", "--weights", "w", "--max-model-len", "most"), "1k or 1K, or auto, is"),
         ((), "COMMAND"),
     ],
 )

@@ -190,6 +190,7 @@ def expected(prompt: list[int], param: SamplingParams) -> list[int]:
 
 
 @pytest.mark.row("B-01")
+@pytest.mark.row("R-089")
 @pytest.mark.parametrize("seed", range(12))
 def test_streams_that_run_late_change_no_token(seed: int) -> None:
     chance = random.Random(seed)
@@ -566,6 +567,7 @@ def test_the_collector_may_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
 # Arguments.
 
 
+@pytest.mark.row("R-089")
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_only_differences_go_up_and_all_of_them(data: st.DataObject) -> None:

@@ -91,6 +91,34 @@ def test_gumbel_sampling_follows_softmax() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 24.3
 
 
+@pytest.mark.soak
+@pytest.mark.row("R-092")
+def test_ten_million_draws_follow_the_law() -> None:
+    """Chi-square over 9 ids, the last with probability 2⁻¹⁶; 26.1 is the 99.9% point of 8."""
+    law = np.array([0.3, 0.2, 0.15, 0.1, 0.1, 0.08, 0.05, 0.02 - 2.0**-16, 2.0**-16])
+    ids = np.arange(900_000).reshape(100_000, 9)  # each row draws among ids of its own
+    counts = np.zeros(9)
+    for position in range(100):
+        drawn = np.argmax(np.log(law) + gumbel_noise(2024, position, ids), axis=1)
+        counts += np.bincount(drawn, minlength=9)
+    wanted = law * counts.sum()
+    assert counts.sum() == 10**7 and ((counts - wanted) ** 2 / wanted).sum() < 26.1
+
+
+@pytest.mark.soak
+@pytest.mark.row("R-092")
+def test_the_tail_is_as_full_as_it_has_to_be() -> None:
+    """Below 2⁻²⁴, where uniforms of 24 bits have nothing, lie 53.6 ± 7.3 of 9 · 10⁸."""
+    ids, edge = np.arange(90_000), np.uint32(2**8)  # its uniform is the first above
+    assert uniform(np.array([edge - 1, edge])).tolist() == [255.5 / 2**32, 256.5 / 2**32]
+    found = sum(
+        np.count_nonzero(murmur3_words(seed, position, ids) < edge)
+        for seed in range(10, 20)
+        for position in range(1000)
+    )
+    assert 30 <= found <= 79  # 3.3 standard deviations
+
+
 @pytest.mark.parametrize(
     "values",
     [

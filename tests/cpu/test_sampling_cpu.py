@@ -224,6 +224,20 @@ def test_prompt_logprobs_of_many_with_two_steps_in_flight(folder: Path, rows: in
     assert told[0] == told[1]
 
 
+@pytest.mark.row("R-094")
+def test_prompt_logprobs_of_a_known_prompt(folder: Path) -> None:
+    """What the cache knows of a prompt was never told: it is computed again, with the same bits."""
+    params = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2)
+    (first,) = opened(folder).generate(PROMPTS[2:3], params)
+    llm = opened(folder)
+    plain = SamplingParams(max_tokens=3, temperature=0.0)
+    known = [llm.generate(PROMPTS[2:3], plain)[0].cached_tokens for _ in range(2)]
+    (again,) = llm.generate(PROMPTS[2:3], params)
+    assert known == [0, 32] and again.cached_tokens == 0
+    assert again.prompt_logprobs == first.prompt_logprobs and again.token_ids == first.token_ids
+    assert len(again.prompt_logprobs or ()) == len(PROMPTS[2])
+
+
 @pytest.mark.row("R-096")
 @pytest.mark.parametrize(
     "law",

@@ -20,9 +20,10 @@ from kernelgen_runtime.server.admission import Admission, OverloadedError
 from kernelgen_runtime.server.choice import Choice
 from kernelgen_runtime.server.faults import FieldError, check
 from kernelgen_runtime.server.fields import BODIES, MAX_PROMPT_IDS
-from kernelgen_runtime.server.meters import Histogram
+from kernelgen_runtime.server.meters import Histogram, Meters
+from kernelgen_runtime.server.metrics import Numbers
 from kernelgen_runtime.server.problems import MAX_MESSAGE, Problem, problem_of
-from kernelgen_runtime.server.wire import End, First, Update
+from kernelgen_runtime.server.wire import End, First, Load, Update
 
 CHAT = BODIES["/v1/chat/completions"]
 COMPLETION = BODIES["/v1/completions"]
@@ -132,6 +133,22 @@ def test_problems_are_bounded_and_hide_what_is_ours() -> None:
     assert len(body["error"]["message"]) == MAX_MESSAGE
     told = problem_of(ValueError("/secret/path")).message
     assert "secret" not in told and "ValueError" in told
+
+
+@pytest.mark.row("R-113")
+def test_what_the_engine_counts_by_name_has_labels() -> None:
+    numbers = Numbers("kernelgen", "m", Meters(), Admission())
+    marked = {"watermarked": 5, "not_watermarked": 3, "skipped": 2}
+    numbers.load = Load(marked=marked, group_hits={"full": 64, "window": 48})
+    lines = numbers.text().decode().splitlines()
+    for name, label, counts in (
+        ("watermark_requests", "status", marked),
+        ("prefix_cache_group_hits", "group", numbers.load.group_hits),
+    ):
+        told = [line for line in lines if line.startswith(f"kernelgen:{name}_total{{")]
+        assert len(told) == len(counts)
+        for value, count in counts.items():
+            assert [x for x in told if f'{label}="{value}"' in x and x.endswith(f" {count}.0")]
 
 
 def test_histograms_count_as_prometheus_does() -> None:

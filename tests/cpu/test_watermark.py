@@ -213,6 +213,26 @@ def test_the_command(tmp_path: Path) -> None:
     assert "line 1: watermarked, p " in text and "line 3: no watermark found" in text
 
 
+@pytest.mark.row("R-111")
+@pytest.mark.row("R-112")
+@pytest.mark.parametrize(("key", "width"), sorted({(key, len(at)) for key, at, *_ in GOLDEN}))
+def test_the_command_scores_the_golden_vectors(tmp_path: Path, key: int, width: int) -> None:
+    """A text that ends with a vector's token has the score of that vector more than before."""
+    file, wanted, texts = tmp_path / "texts", [], []
+    for of, context, token, _, u in GOLDEN:
+        if (of, len(context)) == (key, width):
+            before = [id for id in context if id >= 0]
+            texts += [before or [1], [*before, token]]  # [1] stands for no text, which scores 0
+            wanted.append((-np.log1p(-u), bool(before)))
+    file.write_text("\n".join(map(json.dumps, texts)))
+    options = ("--context-width", width, "--json")
+    done = kernelgen("watermark", "detect", file, *options, KERNELGEN_WATERMARK_KEY=str(key))
+    assert done.returncode == 0, done.stderr
+    scores = [one["score"] for one in json.loads(done.stdout)]
+    for (gain, goes_on), before, after in zip(wanted, scores[::2], scores[1::2], strict=True):
+        assert after - before * goes_on == pytest.approx(gain, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("content", "key", "words"),
     [

@@ -72,6 +72,7 @@ class LateCuda(TorchCuda):
         super().copy(target, source)
 
 
+@pytest.mark.row("R-089")
 @pytest.mark.parametrize("seed", range(3))
 def test_late_copies_change_no_token(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     random.seed(seed)
@@ -82,6 +83,7 @@ def test_late_copies_change_no_token(monkeypatch: pytest.MonkeyPatch, seed: int)
         assert list(output.token_ids) == following(prompt, 50, HYBRID)
 
 
+@pytest.mark.row("R-083")
 def test_the_cache_is_sized_and_fits() -> None:
     llm = open_toy(max_num_seqs=8)
     assert llm.pages > 200 and torch.cuda.mem_get_info()[0] > 0

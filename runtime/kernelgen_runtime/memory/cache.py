@@ -55,7 +55,7 @@ class CacheTables:
         self._unmarked: list[set[int]] = [set() for _ in range(slots)]
         """entries of states that were left inside their page: none of them is at its end"""
         self._released: Counts = np.zeros((len(self.groups), slots), np.int64)
-        self._findable: Counts = np.zeros(slots, np.int64)  # pages that were entered as content
+        self._findable = [0] * slots  # pages that were entered as content
         self._due: Counts = np.zeros(slots, np.int64)
         """settled tokens at which a slot has pages to enter or to release again"""
         self._chains: list[Chain | None] = [None] * slots
@@ -98,7 +98,7 @@ class CacheTables:
 
         Those from `start` on are what the next step computes.
         """
-        first, stop = int(self.capacity[slot]) // PAGE_TOKENS, pages_of(tokens)
+        first, stop = self.capacity.item(slot) // PAGE_TOKENS, pages_of(tokens)
         if stop <= first:
             return True
         pages = self.pool.take((stop - first) * len(self._of_tokens))
@@ -139,8 +139,9 @@ class CacheTables:
         Pages that became full can be found from now on, and window pages that no token at or after
         `settled` can read are released.
         """
-        for i in (settled >= self._due[slots]).nonzero()[0].tolist():
-            self._settle(int(slots[i]), int(settled[i]))
+        due = settled >= self._due[slots]
+        for slot, count in zip(slots[due].tolist(), settled[due].tolist(), strict=True):
+            self._settle(slot, count)
 
     def _settle(self, slot: int, settled: int) -> None:
         """Enter and release pages of `slot`; note when the next one is full or left behind."""
@@ -150,7 +151,7 @@ class CacheTables:
         due = PAGE_TOKENS * (full + 1)
         for g, group, window in self._windows:
             live = first_live_page(group, settled)
-            if live > self._released[g, slot]:
+            if live > self._released.item(g, slot):
                 self._release(g, slot, live)
             due = min(due, PAGE_TOKENS * (live + 1) + window - 1)
         self._due[slot] = due
@@ -166,7 +167,7 @@ class CacheTables:
         held = [(self.pool, self._held(slot, self._of_tokens, stop))]
         if self.states is not None:
             held.append((self.states, self._held(slot, self._of_states, stop)))
-        chain, findable = self._chains[slot], int(self._findable[slot])
+        chain, findable = self._chains[slot], self._findable[slot]
         if forget and chain is not None:
             for digest in chain.digests(findable)[:findable]:
                 for g, pool in enumerate(self._pools):
@@ -175,7 +176,8 @@ class CacheTables:
             for page in pages:
                 pool.content.want(page)
         self.tables[:, slot, :stop] = NULL_PAGE
-        self._released[:, slot] = self.capacity[slot] = self._findable[slot] = 0
+        self._released[:, slot] = self.capacity[slot] = 0
+        self._findable[slot] = 0
         self._chains[slot] = None
         self._unmarked[slot].clear()
         if last_step is None:
@@ -204,7 +206,7 @@ class CacheTables:
 
     def findable_pages(self, slot: int) -> int:
         """Return how many pages of `slot`, from its first, are full and settled."""
-        return int(self._findable[slot])
+        return self._findable[slot]
 
     def held_pages(self, slots: Counts) -> Counts:
         """Return the pages of tokens that each slot holds now."""
@@ -224,7 +226,7 @@ class CacheTables:
 
     def _enter(self, slot: int, stop: int, retention: Retention) -> None:
         """Let the full pages of `slot` below `stop` be found."""
-        chain, first = self._chains[slot], int(self._findable[slot])
+        chain, first = self._chains[slot], self._findable[slot]
         self._findable[slot] = stop
         if chain is None:
             return
@@ -239,7 +241,7 @@ class CacheTables:
 
     def _release(self, g: int, slot: int, live: int) -> None:
         """Take the pages of group `g` below number `live` from a slot."""
-        first = int(self._released[g, slot])
+        first = self._released.item(g, slot)
         pages = self.tables[g, slot, first:live].tolist()
         self._pools[g].give_back([page for page in pages if page != NULL_PAGE])
         self.tables[g, slot, first:live] = NULL_PAGE

@@ -100,7 +100,8 @@ def _token_ids(
 ) -> npt.NDArray[np.int32]:
     """Return the `tokens` ids of all rows; at most the newest of a request is still in flight."""
     ids = np.full(tokens, -1, np.int32)
-    single = int(shares.searchsorted(1, side="right"))
+    is_decode = tokens == len(requests)
+    single = tokens if is_decode else int(shares.searchsorted(1, side="right"))
     behind = counts.arrived[slots[:single]] - starts[:single]
     ids[:single] = np.where(behind == 1, counts.newest[slots[:single]], -1)
     rest = (*(behind > 1).nonzero()[0].tolist(), *range(single, len(requests)))

@@ -12,22 +12,23 @@ SECRET = frozenset(("api_key", "watermark_config"))
 """options whose values are never shown"""
 
 
-def size(text: str) -> int:
-    """Return a number such as 4096, 1k (1000) or 1K (1024)."""
+def size(text: str, beside: str = "") -> int:
+    """Return a number such as 4096, 1k (1000) or 1K (1024); `beside` says what else may stand."""
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise argparse.ArgumentTypeError(f"must be a number such as 4096, 1k or 1K, is {text!r}")
+        wanted = f"must be a number such as 4096, 1k or 1K{beside}, is {text!r}"
+        raise argparse.ArgumentTypeError(wanted)
     return int(float(match[1]) * _SCALE[match[2]])
 
 
 def length(text: str) -> int | str:
     """Return a size, or "auto"."""
-    return "auto" if text in ("auto", "-1") else size(text)
+    return "auto" if text in ("auto", "-1") else size(text, ", or auto")
 
 
 def interval(text: str) -> int | None:
     """Return a size, or None for "none"."""
-    return None if text == "none" else size(text)
+    return None if text == "none" else size(text, ", or none")
 
 
 def share(text: str) -> float:
