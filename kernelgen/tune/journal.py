@@ -21,6 +21,7 @@ _NAMES = {
     "group": ("group",),
     "coarse": ("group", "candidate"),
     "fine": ("group", "candidate"),
+    "quiet": ("group", "code", "device", "driver"),
     "decided": ("step", "group", "candidate", "code", "flag"),
 }
 """kind of a line → fields that say what it is about"""

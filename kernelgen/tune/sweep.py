@@ -11,6 +11,7 @@ from typing import Any
 from kernelgen.core.errors import NoDeviceError
 from kernelgen.core.jsonio import to_json
 from kernelgen.tune.bundle import Bundle, Candidate, Group, StepFacts
+from kernelgen.tune.checkpoints import Kept, kept, vouch
 from kernelgen.tune.crew import Crew, Lost
 from kernelgen.tune.findings import Found, finalists, group_line, is_quiet
 from kernelgen.tune.in_step import InStep
@@ -215,20 +216,31 @@ class Sweep:
         return machine
 
     def _attempt(self, group: Group, attempt: int) -> Found:
+        """Measures every candidate once. What a run that was killed has measured on a device that
+        was quiet before and after is not measured again: each time that decides is drawn once.
+        """
         machine = self._settled()
         self.crew.open(group.id)
         before = self._canary(_PAUSES)
-        coarse: dict[str, Mapping[str, Any]] = {}
-        for candidate in group.candidates:
-            coarse[candidate.id] = self._coarse(group, candidate, attempt)
-            right = [min(c["us"]) for c in coarse.values() if c["us"] and not c["bad"]]
-            self._tell(group, min(right, default=None), None, candidate.id, finished=False)
-        fine = {
-            c.id: line
-            for c in finalists(group, coarse)
-            if (line := self._fine(group, c, attempt))["us"]
-        }
         ceiling = machine.canary.gb_s
+        calm = is_quiet(before, ceiling)
+        have = kept(self.journal, group, machine) if calm and not attempt else Kept()
+        coarse: dict[str, Mapping[str, Any]] = {}
+        fine: dict[str, Mapping[str, Any]] = {}
+        for candidate in group.candidates:
+            name = candidate.id
+            coarse[name] = have.coarse.get(name) or self._coarse(group, candidate, attempt)
+            right = [min(c["us"]) for c in coarse.values() if c["us"] and not c["bad"]]
+            self._tell(group, min(right, default=None), None, name, finished=False)
+        if calm and len(have.coarse) < len(coarse):
+            vouch(self.journal, group, machine, self._canary(_PAUSES[:1]), coarse, fine)
+        for candidate in finalists(group, coarse):
+            name = candidate.id
+            line = have.fine.get(name) or self._fine(group, candidate, attempt)
+            if line["us"]:
+                fine[name] = line
+            if calm and name not in have.fine:
+                vouch(self.journal, group, machine, self._canary(_PAUSES[:1]), coarse, fine)
         after = self._canary(_PAUSES if is_quiet(before, ceiling) else _PAUSES[:1])
         return Found(machine, (before, after), ceiling, coarse, fine)
 
@@ -248,9 +260,7 @@ class Sweep:
         return found
 
     def _coarse(self, group: Group, candidate: Candidate, attempt: int) -> Mapping[str, Any]:
-        """The candidate's line. What crashed, hung or was wrong once is not tried again; times of
-        a run that was killed do not count, since nobody saw whether the device was quiet.
-        """
+        """The candidate's line. What crashed, hung or was wrong once is not tried again."""
         place: dict[str, Any] = {"group": group.id, "candidate": candidate.id, "attempt": attempt}
         for line in self.journal.about("coarse", group.id, candidate.id):
             if line["bad"] and line.get("code") == candidate.source:
@@ -279,7 +289,9 @@ class Sweep:
         except Lost as error:
             self._lost(candidate, place, error)
             sample = Sample((), 0.0)
-        self.journal.add("fine", **place, us=list(sample.us), **_elsewhere(sample))
+        self.journal.add(
+            "fine", **place, us=list(sample.us), code=candidate.source, **_elsewhere(sample)
+        )
         return self.journal.about("fine", group.id, candidate.id)[-1]
 
     def _lost(self, candidate: Candidate, place: Mapping[str, Any], error: Lost) -> None:
