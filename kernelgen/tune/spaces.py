@@ -13,6 +13,7 @@ from kernelgen.codegen.families import (
     triton_decode,
     triton_packed,
     triton_prefill,
+    triton_ring,
     triton_rows,
     triton_sample,
     triton_sliced,
@@ -244,6 +245,7 @@ _SPACES: Mapping[str, Pairing] = {
     "clustered": _plain(
         lambda quote, _: triton_clustered.space(triton_sliced.padded_rows(quote.problem.rows))
     ),
+    "ring": _plain(lambda quote, _: triton_ring.space(triton_ring.padded_rows(quote.problem.rows))),
     "skinny": _plain(lambda quote, _: _skinny(padded_rows(quote.problem.rows))),
     "gemm": _plain(lambda quote, _: _gemm()),
     "gemm_tma": _plain(lambda quote, _: _gemm_tma()),

@@ -87,6 +87,16 @@ def tma_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
     return roles
 
 
+def ring_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
+    """Products of rows that lie in memory as they are multiplied; all tiles have equally many
+    matrices, so that they share one ring.
+    """
+    roles = tma_roles(region, phase)
+    if isinstance(roles, LinearRoles) and len({len(g.weights) for g in roles.groups}) > 1:
+        return Refusal("its groups have different numbers of matrices")
+    return roles
+
+
 def space() -> Iterator[TmaTile]:
     """All tiles, large ones first."""
     for rows in (128, 64, 256):

@@ -11,6 +11,7 @@ from kernelgen.codegen.triton.experts_sorted import sorted_kernel
 from kernelgen.codegen.triton.gemm_tma import tma_kernel
 from kernelgen.codegen.triton.head import head_kernel
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, triton_kernel
+from kernelgen.codegen.triton.ring import ring_kernel
 from kernelgen.codegen.triton.route import route_kernel
 from kernelgen.codegen.triton.sample import sample_kernel
 from kernelgen.planner.plan import Kernel
@@ -25,6 +26,7 @@ _MAKERS: Mapping[str, Maker] = {
     "experts_sorted": sorted_kernel,
     "gemm_tma": tma_kernel,
     "head_sample": head_kernel,
+    "ring": ring_kernel,
     "route": route_kernel,
     "sample": sample_kernel,
 }
