@@ -13,7 +13,8 @@ from typing import Any
 IMPORTS = {
     "from triton.experimental import gluon\n": "from kernelgen.verify.rings import gluon\n",
     "from triton.experimental.gluon import language as tl\n": (
-        "import triton.language as plain_language\nfrom kernelgen.verify.rings import language as tl\n"
+        "import triton.language as plain_language\n"
+        "from kernelgen.verify.rings import language as tl\n"
     ),
     "from triton.experimental.gluon.language.nvidia.hopper import ": (
         "from kernelgen.verify.rings import "
