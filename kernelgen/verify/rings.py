@@ -71,6 +71,16 @@ class _Language:
         return tl.arange(start, end)
 
     @staticmethod
+    def full(shape: Sequence[int], value: Any, dtype: Any, layout: Any = None) -> Any:
+        import triton.language as tl
+
+        return tl.full(shape, value, dtype)
+
+    @staticmethod
+    def convert_layout(value: Any, layout: Any) -> Any:
+        return value
+
+    @staticmethod
     def zeros(shape: Sequence[int], dtype: Any, layout: Any = None) -> Any:
         import triton.language as tl
 
@@ -102,6 +112,12 @@ class _Memory:
         """Some lines of a block."""
         assert dim == 0
         return _Memory(self.data[int(start) : int(start) + int(length)])
+
+    def store(self, values: Any) -> None:
+        """Fill a block with what registers hold: bfloat16."""
+        from kernelgen.verify.interpreter import widened
+
+        self.data[...] = widened(values.handle.data)
 
     def permute(self, order: tuple[int, int]) -> _Memory:
         """Seen the other way round."""
@@ -166,6 +182,10 @@ class tma:
             bits = matrix.load(list(place)).handle.data
             block.data[...] = widened(bits)
             barrier.barrier.arrived(bits.nbytes)
+
+
+def fence_async_shared() -> None:
+    """What was stored can be multiplied; nothing to do here."""
 
 
 class _Sums:

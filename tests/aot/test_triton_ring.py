@@ -37,18 +37,30 @@ def _long() -> Tiny:
     return Tiny("long", Graph("long", (block,), (Placement(0, 0),), caches), 16, 64)
 
 
-def _trial(ops: list[str], depth: int, stages: int, cluster: int) -> Trial:
+def _trial(ops: list[str], depth: int, stages: int, cluster: int, blocks: int = 0) -> Trial:
     model = _long()
     kernel = model.kernel(0, ops, "ring", "decode")
     scenario = min(scenarios("decode", model.positions, 16), key=lambda s: abs(s.tokens - 5))
-    tile = {"rows": ROWS, "outputs": 64, "depth": depth, "stages": stages, "cluster": cluster}
+    tile = {
+        "rows": ROWS,
+        "outputs": 64,
+        "depth": depth,
+        "stages": stages,
+        "cluster": cluster,
+        "blocks": blocks,
+    }
     return Trial(model, kernel, tile, scenario, ROWS)
 
 
-@pytest.mark.parametrize("depth, stages, cluster", [(64, 2, 1), (64, 3, 2), (128, 4, 1)])
+@pytest.mark.parametrize(
+    "depth, stages, cluster, blocks",
+    [(64, 2, 1, 0), (64, 3, 2, 0), (128, 4, 1, 0), (64, 3, 2, 1), (64, 12, 1, 1), (128, 2, 4, 1)],
+)
 @pytest.mark.parametrize("ops", [["gate", "up", "act"], ["down", "new"]], ids="+".join)
-def test_places_are_used_again(ops: list[str], depth: int, stages: int, cluster: int) -> None:
-    assert not _trial(ops, depth, stages, cluster).problems()
+def test_places_are_used_again(
+    ops: list[str], depth: int, stages: int, cluster: int, blocks: int
+) -> None:
+    assert not _trial(ops, depth, stages, cluster, blocks).problems()
 
 
 @pytest.fixture
@@ -58,8 +70,9 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     def render(template: str, **context: object) -> str:
         text = plain(template, **context)
-        assert "spare = (step - 1) % STAGES" in text
-        return text.replace("spare = (step - 1) % STAGES", "spare = step % STAGES")
+        right = "spare = (number + STAGES - 1) % STAGES"
+        assert right in text
+        return text.replace(right, "spare = number % STAGES")
 
     monkeypatch.setattr(printed, "render", render)
     yield

@@ -1,4 +1,4 @@
-"""Owns the product of 2 to 64 stored rows whose weights are asked for before the wait."""
+"""Owns the product of 2 to 64 rows whose weights are asked for before the wait."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ _EXCHANGE_US = 1.2
 """two barriers of a cluster, stores into a neighbour's memory, sums of what came"""
 _STEP_US = 0.1
 """a step that has arrived: its products, and the barriers before its place is used again"""
+_PREPARE_US = 0.4
+"""rows through registers into shared memory, a barrier"""
+_THROUGH_OPS = 5
 _TENSOR_SHARE = 0.3
 _BANDWIDTH_SHARE = 0.95
 
@@ -61,24 +64,35 @@ class RingTile:
     depth: int
     stages: int
     cluster: int
+    blocks: int
+    """clusters that take tile after tile; 0: one for each tile"""
 
     def steps(self, problem: Product) -> int:
         """Steps of a block over its part of K."""
         return ceil_div(problem.k, self.depth * self.cluster)
 
-    def exchange_bytes(self, matrices: int) -> int:
-        """Shared memory for float32 sums of a block's own columns, one from each block of the
-        cluster.
+    def clusters(self, tiles: int) -> int:
+        """Of the grid."""
+        return min(tiles, self.blocks or tiles)
+
+    def exchange_bytes(self, matrices: int, statistics: int) -> int:
+        """Shared memory for float32 sums of a block's own columns, and statistics of all rows, one
+        from each block of the cluster.
         """
-        return 0 if self.cluster == 1 else 4 * matrices * self.outputs * self.rows
+        if self.cluster == 1:
+            return 0
+        return 4 * self.rows * (matrices * self.outputs + self.cluster * statistics)
 
     def footprint(self, problem: Product) -> Footprint:
         """Shared memory: the ring, its barriers, and what is exchanged. Registers: sums."""
         wide = self.outputs * problem.most_matrices
-        step = (wide + self.rows) * self.depth * problem.weight_bits // 8 + _BARRIER_BYTES
-        exchange = self.exchange_bytes(problem.most_matrices)
+        line = self.depth * problem.weight_bits // 8
+        ring = self.stages * (wide * line + _BARRIER_BYTES)
+        rows = (self.steps(problem) if problem.prep else self.stages) * self.rows * line
+        statistics = problem.prep.summed if problem.prep else 0
+        exchange = self.exchange_bytes(problem.most_matrices, statistics)
         registers = frame_registers(wide * self.rows / (WARPS * WARP))
-        return Footprint(WARPS, registers, self.stages * step + exchange)
+        return Footprint(WARPS, registers, ring + rows + exchange)
 
     def problems(self, problem: Product, device: Device) -> tuple[str, ...]:
         """Limits of the block and of clusters, and places of the ring that nothing would fill."""
@@ -89,8 +103,12 @@ class RingTile:
             found.append(f"{problem.rows} rows in a tile of {self.rows}")
         if self.outputs % _LINE or self.depth % _LINE:
             found.append(f"sides of {self.outputs} and {self.depth}, products take {_LINE}")
-        if self.stages > self.steps(problem) or self.stages < min(2, self.steps(problem)):
-            found.append(f"{self.stages} places for {self.steps(problem)} steps")
+        tiles = problem.tiles(self.outputs)
+        steps = self.steps(problem) * ceil_div(tiles, self.clusters(tiles))
+        if self.stages > steps or self.stages < min(2, steps):
+            found.append(f"{self.stages} places for {steps} steps")
+        if self.blocks >= tiles:
+            found.append(f"{self.blocks} clusters for {tiles} tiles")
         if self.depth * self.cluster >= 2 * max(problem.k, _LINE * self.cluster):
             found.append(Wasteful(f"blocks without a part of K = {problem.k}"))
         return tuple(found)
@@ -106,11 +124,13 @@ class RingTile:
             in_flight=max(1, self.stages - 1),
             step_us=_STEP_US + self.rows * self.depth * 2 / (UNIT_GB_S * 1e3),
             early_us=LATENCY_US,
+            lead_us=_PREPARE_US if problem.prep else 0.0,
             tail_us=_EXCHANGE_US if self.cluster > 1 else 0.0,
         )
         demand = Demand(
             memory_bytes=problem.bytes,
             cache_bytes=weights * problem.weight_bits // 8 + tiles * problem.row_bytes,
+            serial_ops=problem.prep_ops(tiles, self.rows, through=_THROUGH_OPS),
             vector_ops=problem.weight_rows * problem.rows * problem.finish_ops,
             tensor_flops=2.0 * weights * self.rows,
             tensor_dtype=problem.math,
@@ -132,7 +152,7 @@ def space(rows: int) -> Iterator[RingTile]:
         for depth in (128, 64):
             for cluster in CLUSTERS:
                 for stages in (6, 4, 3, 2, 8, 12):
-                    yield RingTile(rows, outputs, depth, stages, cluster)
+                    yield RingTile(rows, outputs, depth, stages, cluster, 0)
 
 
 @lru_cache(maxsize=4096)

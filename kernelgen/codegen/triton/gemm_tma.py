@@ -63,8 +63,8 @@ def tma_kernel(
 def described(
     kernel: Kernel, roles: LinearRoles, rows: int, outputs: int, depth: int
 ) -> tuple[Given, ...]:
-    """Operands in order; rows and weights as descriptors of the blocks that a step multiplies:
-    `rows` and `outputs` by `depth`.
+    """Operands in order; rows that nothing prepares and weights as descriptors of the blocks that a
+    step multiplies: `rows` and `outputs` by `depth`.
     """
     region = kernel.match.region
     x, base = region.value(roles.x).type, region.base(roles.x)
@@ -77,7 +77,8 @@ def described(
         for group in roles.groups
         for weight in group.weights
     }
-    made[triton_name(base)] = (rows, Matrix(place(base), _rows_of(x), roles.k))
+    if not roles.prologue:
+        made[triton_name(base)] = (rows, Matrix(place(base), _rows_of(x), roles.k))
     element = element_type(x.dtype)
     found = []
     for given in kernel_arguments(kernel):

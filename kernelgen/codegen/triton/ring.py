@@ -24,12 +24,13 @@ _ASSIGNED = re.compile(r"(\w+) = (.*)")
 def ring_kernel(
     kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
 ) -> GpuKernel:
-    """Products of few stored rows. `why`: the planner's argument, for the header."""
+    """Products of few rows. `why`: the planner's argument, for the header."""
     region, roles, tile = kernel.match.region, kernel.match.roles, RingTile(**choice)
     assert isinstance(roles, LinearRoles)
     given = described(kernel, roles, tile.rows, tile.outputs, tile.depth)
     context = product_context(region, roles, SKINNY, layout.args)
     (section,) = context["sections"]
+    statistics = context["rows"]["statistics"]
     text = render(
         "triton/ring.py.j2",
         name=kernel.name,
@@ -37,17 +38,19 @@ def ring_kernel(
         parameters=[{"name": g.argument.name, "note": g.note} for g in given],
         x=triton_name(region.base(roles.x)),
         early=_early(section["groups"]),
+        whole_scale=_whole(context["rows"]["scale"], [s["value"] for s in statistics]),
         **context,
     )
     widths = [region.value(g.anchors[0].outputs[0]).type.row_width for g in roles.groups]
     tiles = sum(ceil_div(width, tile.outputs) for width in widths)
-    exchange = tile.exchange_bytes(section["matrices"])
+    exchange = tile.exchange_bytes(section["matrices"], len(statistics))
     constants = {
         "ROWS": tile.rows,
         "OUTPUTS": tile.outputs,
         "DEPTH": tile.depth,
         "STAGES": tile.stages,
         "CLUSTER": tile.cluster,
+        "BLOCKS": tile.clusters(tiles),
         "EXCHANGE": exchange,
     }
     unit = TritonUnit(
@@ -62,7 +65,7 @@ def ring_kernel(
         cluster=tile.cluster,
         exchange_bytes=exchange,
     )
-    grid = (tiles * tile.cluster, 1, 1)
+    grid = (tile.clusters(tiles) * tile.cluster, 1, 1)
     return GpuKernel((GpuPass(unit, tuple(g.source for g in given), lambda sizes: grid),))
 
 
@@ -85,3 +88,10 @@ def _early(groups: Sequence[dict[str, Any]]) -> list[str]:
         kept.append(line)
     groups[0]["lines"] = kept
     return early
+
+
+def _whole(scale: str, statistics: Sequence[str]) -> str:
+    """The scale of a row by its statistics over all of K."""
+    for name in statistics:
+        scale = re.sub(rf"\b{name}\b", f"{name}_all", scale)
+    return scale
