@@ -33,7 +33,11 @@ CLUSTERS = (2, 4, 1, 8)
 _LEAST_ROWS = 8  # the short side of a product from shared memory
 _LINE = 64
 """elements of the 128 bytes that one line of shared memory holds"""
+_PIECE = 16
+"""columns of which a warp holds the sums: a block finishes one piece or several"""
 _BARRIER_BYTES = 8
+_ALIGNED = 16
+"""bytes that a thread sends at once: what is exchanged begins at a multiple"""
 _EXCHANGE_US = 1.2
 """two barriers of a cluster, stores into a neighbour's memory, sums of what came"""
 _STEP_US = 0.1
@@ -81,7 +85,7 @@ class RingTile:
         """
         if self.cluster == 1:
             return 0
-        return 4 * self.rows * (matrices * self.outputs + self.cluster * statistics)
+        return 4 * self.rows * (matrices * self.outputs + self.cluster * statistics) + _ALIGNED
 
     def footprint(self, problem: Product) -> Footprint:
         """Shared memory: the ring, its barriers, and what is exchanged. Registers: sums."""
@@ -101,6 +105,8 @@ class RingTile:
             found.append(f"clusters of {self.cluster} blocks")
         if self.rows != padded_rows(problem.rows):
             found.append(f"{problem.rows} rows in a tile of {self.rows}")
+        if self.outputs < _PIECE * self.cluster:
+            found.append(f"{self.outputs} columns for {self.cluster} blocks to finish")
         if self.outputs % _LINE or self.depth % _LINE:
             found.append(f"sides of {self.outputs} and {self.depth}, products take {_LINE}")
         tiles = problem.tiles(self.outputs)
