@@ -23,6 +23,8 @@ _HIDDEN = (8, 8)
 """pointers to scratch and profile, behind all others"""
 _DRIVER_ELEMENTS = {8: 10, 9: 8, 10: 9}
 """Triton's numbers of element types that are not CUtensorMapDataType's"""
+_LINE_BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
+"""of an element in lines of 128 bytes"""
 _PARAMETER = re.compile(r"\.param (?:\.align \d+ )?\.[a-z](\d+)[^,\n]*?(?:\[(\d+)\])?,?\n")
 _USAGE = {
     "registers": r"Used (\d+) registers",
@@ -59,19 +61,18 @@ def build(function: Any, unit: TritonUnit, sm: int) -> Built:
     """Compile a function for `sm` as `unit` says; never asks for a driver or a device."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     if sm < _FIRST_WITH_DESCRIPTORS and any(a.block for a in unit.signature):
         raise ValueError(f"{unit.name}: sm_{sm} has no descriptors")
     names = list(function.arg_names)
     constants = _constants(names, unit, sm)
-    types = {a.name: a.type for a in unit.signature}
+    language, types = _language(function, unit)
     attrs = {
         (names.index(a.name),): [["tt.divisibility", a.divisible]]
         for a in unit.signature
         if a.divisible > 1
     }
-    source = ASTSource(
+    source = language(
         fn=function,
         signature={name: types.get(name, "constexpr") for name in names},
         constexprs=constants,
@@ -85,6 +86,25 @@ def build(function: Any, unit: TritonUnit, sm: int) -> Built:
     _check_parameters(made.asm["ptx"], unit)
     image = _image(made, unit, sm, printed.getvalue())
     return Built(made.asm["cubin"], made.asm["ptx"], image)
+
+
+def _language(function: Any, unit: TritonUnit) -> tuple[Any, dict[str, str]]:
+    """What makes a source of the function, and the types of its arguments. A function that lays out
+    shared memory itself (Gluon) is told in which lines descriptors copy into it.
+    """
+    from triton.compiler import ASTSource
+
+    types = {a.name: a.type for a in unit.signature}
+    if not getattr(function, "is_gluon", lambda: False)():
+        return ASTSource, types
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    for a in unit.signature:
+        if a.block:
+            bits = _LINE_BITS[a.type[len("tensordesc<") : a.type.index("[")]]
+            types[a.name] = f"{a.type[:-1]},{NVMMASharedLayout(128, bits, 2)!r}>"
+    return GluonASTSource, types
 
 
 def _constants(names: list[str], unit: TritonUnit, sm: int) -> dict[str, Any]:

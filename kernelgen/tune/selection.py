@@ -18,6 +18,7 @@ _MAJOR: Mapping[str, tuple[str, ...]] = {
     "gemv": ("outputs", "depth"),
     "sliced": ("outputs", "depth", "warps"),
     "clustered": ("outputs", "cluster", "warps"),
+    "ring": ("outputs", "depth", "cluster", "blocks"),
     "skinny": ("outputs", "splits", "warps"),
     "gemm": ("rows", "outputs", "warps"),
     "gemm_tma": ("rows", "outputs", "warps"),

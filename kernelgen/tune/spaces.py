@@ -13,6 +13,7 @@ from kernelgen.codegen.families import (
     triton_decode,
     triton_packed,
     triton_prefill,
+    triton_ring,
     triton_rows,
     triton_sample,
     triton_sliced,
@@ -27,6 +28,7 @@ from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.families.triton_head import HeadBest, HeadTile
 from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile
 from kernelgen.codegen.families.triton_product import product as product_of
+from kernelgen.codegen.families.triton_ring import RingTile
 from kernelgen.codegen.families.triton_rows import RowsTile
 from kernelgen.codegen.families.triton_skinny import MOST_ROWS, SkinnyTile, padded_rows
 from kernelgen.codegen.families.triton_sliced import SlicedTile
@@ -187,6 +189,15 @@ def _skinny(rows: int) -> Iterator[SkinnyTile]:
         yield SkinnyTile(rows, outputs, depth, splits, stages, warps, ahead)
 
 
+def _ring(rows: int, device: Device) -> Iterator[RingTile]:
+    """Wider than what the family plans with: rings of any length, clusters that take turns."""
+    padded = triton_ring.padded_rows(rows)
+    for outputs, depth, cluster, stages, each in product(
+        (64, 128), (128, 256, 64), (2, 4, 1, 8), (6, 4, 3, 2, 1, 5, 8, 11), (0, 1, 2)
+    ):
+        yield RingTile(padded, outputs, depth, stages, cluster, each * device.units // cluster)
+
+
 def _gemm() -> Iterator[GemmTile]:
     """Wider than what the family plans with: narrow tiles, deeper steps."""
     for rows, outputs, depth, stages, warps in product(
@@ -256,6 +267,7 @@ _SPACES: Mapping[str, Pairing] = {
     "clustered": _plain(
         lambda quote, _: triton_clustered.space(triton_sliced.padded_rows(quote.problem.rows))
     ),
+    "ring": _plain(lambda quote, device: _ring(quote.problem.rows, device)),
     "skinny": _plain(lambda quote, _: _skinny(padded_rows(quote.problem.rows))),
     "gemm": _plain(lambda quote, _: _gemm()),
     "gemm_tma": _plain(lambda quote, _: _gemm_tma()),

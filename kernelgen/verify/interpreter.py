@@ -19,6 +19,7 @@ from kernelgen.core.errors import UsageError
 from kernelgen.verify.clusters import cluster_assembly, run_clusters
 from kernelgen.verify.interpreter_speed import remember
 from kernelgen.verify.overflow import install_overflow_check
+from kernelgen.verify.rings import spoken_for
 
 _SWITCH = "TRITON_INTERPRET"
 _STATE = {"installed": False}
@@ -111,7 +112,7 @@ def _function(unit: Unit) -> Any:
     if key not in _FUNCTIONS:
         folder = Path(tempfile.mkdtemp(prefix="kernelgen-interpreter-"))
         path = folder / f"{unit.function}.py"
-        path.write_text(unit.text)
+        path.write_text(spoken_for(unit.text))
         spec = importlib.util.spec_from_file_location(f"{folder.name}.{unit.function}", path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -129,7 +130,7 @@ def _repair(interpreter: Any) -> None:
 
     def convert(data: Any, source: Any, target: Any, rounding: Any) -> Any:
         if source.scalar == tl.bfloat16:
-            wide = _widened(data)
+            wide = widened(data)
             same = target.scalar == tl.float32
             return wide.view(np.uint32) if same else convert(wide, tl.float32, target, rounding)
         if target.scalar == tl.bfloat16:
@@ -151,7 +152,7 @@ def _repair(interpreter: Any) -> None:
     remember(interpreter)
 
 
-def _widened(bits: Any) -> Any:
+def widened(bits: Any) -> Any:
     """bfloat16 bits as float32."""
     import numpy as np
 
@@ -200,7 +201,7 @@ def _through_float32(interpreter: Any, plain: Callable[..., Any]) -> Callable[..
         *handles, op = arguments
         if op in as_bits or not any(narrow(h) for h in handles):
             return plain(self, *arguments)
-        out = np.asarray(op(*[_widened(h.data) if narrow(h) else h.data for h in handles]))
+        out = np.asarray(op(*[widened(h.data) if narrow(h) else h.data for h in handles]))
         if out.dtype == np.bool_:
             return interpreter.TensorHandle(out, tl.int1)
         return interpreter.TensorHandle(_rounded(out.astype(np.float32)), tl.bfloat16)
@@ -215,7 +216,7 @@ def _dot(interpreter: Any) -> Callable[..., Any]:
 
     def operand(handle: Any) -> Any:
         if handle.dtype.scalar == tl.bfloat16:
-            return _widened(handle.data)
+            return widened(handle.data)
         return handle.data.astype(np.float32)
 
     def run(self: Any, a: Any, b: Any, sums: Any, precision: Any, imprecise: Any) -> Any:
@@ -259,7 +260,7 @@ def _hint(interpreter: Any) -> Callable[..., Any]:
         def __init__(self, *words: Any) -> None:
             def halves(shift: int) -> Any:
                 a, b, c = (
-                    _widened((w.astype(np.int32).view(np.uint32) >> shift).astype(np.uint16))
+                    widened((w.astype(np.int32).view(np.uint32) >> shift).astype(np.uint16))
                     for w in words
                 )
                 # float64 holds the product of two bfloat16, and all but far smaller sums.

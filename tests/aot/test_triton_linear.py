@@ -67,6 +67,11 @@ TILES = {
         {"outputs": 16, "depth": 16, "cluster": 2, "warps": 4},
         {"outputs": 16, "depth": 16, "cluster": 6, "warps": 4},
     ],
+    "ring": [
+        {"outputs": 64, "depth": 64, "stages": 2, "cluster": 1, "blocks": 0},
+        {"outputs": 64, "depth": 64, "stages": 2, "cluster": 4, "blocks": 0},
+        {"outputs": 128, "depth": 128, "stages": 3, "cluster": 2, "blocks": 0},
+    ],
     "skinny": [
         {"outputs": 64, "depth": 64, "splits": 1, "stages": 2, "warps": 4, "ahead": 0},
         {"outputs": 32, "depth": 16, "splits": 3, "stages": 2, "warps": 4, "ahead": 0},
@@ -82,6 +87,10 @@ TILES = {
 }
 
 
+STORED = ("gemm_tma", "ring")
+"""families whose operands come by descriptors"""
+
+
 def _phase(family: str) -> str:
     return "mixed" if family in ("gemm", "gemm_tma") else "decode"
 
@@ -90,7 +99,7 @@ def _run(model: Tiny, kernel: Kernel, family: str, tile: dict[str, int], tokens:
     phase = _phase(family)
     scenario = min(scenarios(phase, model.positions, 513), key=lambda s: abs(s.tokens - tokens))
     capacity = 1 if family == "gemv" else scenario.tokens + 3
-    if family in ("skinny", "sliced", "clustered"):
+    if family in ("skinny", "sliced", "clustered", "ring"):
         padded = padded_rows if family == "skinny" else triton_sliced.padded_rows
         tile = {"rows": padded(capacity), **tile}
     region, roles = kernel.match.region, kernel.match.roles
@@ -109,6 +118,9 @@ SIZES = [
     ("clustered", 2),
     ("clustered", 13),
     ("clustered", 33),
+    ("ring", 2),
+    ("ring", 13),
+    ("ring", 33),
     ("skinny", 2),
     ("skinny", 33),
     ("gemm", 7),
@@ -132,7 +144,7 @@ def test_product(architecture: str, kind: str, family: str, tokens: int) -> None
         pytest.skip("rows have to be stored")
     model = _with(architecture, kind)
     phase = _phase(family)
-    if family == "gemm_tma" and _row_bytes(model, kind) % 16:
+    if family in STORED and _row_bytes(model, kind) % 16:
         with pytest.raises(AssertionError, match="are no multiple of 16 bytes"):
             model.kernel(model.block("layer"), _ops(model, kind), family, phase)
         return
@@ -157,7 +169,8 @@ def test_row_kept_by_few_blocks(architecture: str, kind: str, outputs: int, bloc
 def _row_bytes(model: Tiny, kind: str) -> int:
     """Of what the product reads, in bfloat16."""
     block = model.graph.blocks[model.block("layer")]
-    first = next(n for n in block.nodes if n.name == _ops(model, kind)[0])
+    product = _PRODUCT[kind.partition("+")[0]]
+    first = next(n for n in block.nodes if n.name == product)
     return 2 * block.value[first.inputs[1]].type.row_width
 
 

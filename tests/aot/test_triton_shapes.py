@@ -12,6 +12,7 @@ from kernelgen.archs.registry import builtin_models
 from kernelgen.cli import pipeline
 from kernelgen.cli.model import resolve
 from kernelgen.cli.pipeline import plan_model
+from kernelgen.codegen.families import catalogue
 from kernelgen.codegen.step_args import args_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.codegen.triton.kernels import StepLayout
@@ -20,10 +21,12 @@ from kernelgen.compile.triton import CompiledKernel, compile_triton
 from kernelgen.compile.triton_limits import IllegalKernel
 from kernelgen.hw import parse_target
 from kernelgen.hw.device import Device
+from kernelgen.ir.graph import Role
 from kernelgen.planner.caches import cache_schema
-from kernelgen.planner.plan import Plan
+from kernelgen.planner.plan import Kernel, Plan
+from kernelgen.planner.search import BlockSearch
 
-FAMILIES = ("gemv", "sliced", "clustered", "skinny", "gemm", "gemm_tma", "rows")
+FAMILIES = ("gemv", "sliced", "clustered", "ring", "skinny", "gemm", "gemm_tma", "rows")
 STEPS = [
     ("decode", 1, 90),
     ("mixed", 2048, 80),
@@ -89,3 +92,35 @@ def _check(kernel: CompiledKernel, ptx: str, sm: int) -> None:
 @pytest.mark.parametrize("model, phase, size, sm", CASES)
 def test_published_shapes_compile(model: str, phase: str, size: int, sm: int, store: Store) -> None:
     assert len(_compiled(model, phase, size, sm, store)) >= 4
+
+
+RINGS = [
+    (["attn.q", "attn.k", "attn.v"], 8, 2, 0),
+    (["mlp_norm.stat", "mlp_norm", "mlp.gate", "mlp.up", "mlp.act"], 8, 2, 20),
+    (["mlp.down", "mlp.residual"], 64, 4, 0),
+]
+
+
+@pytest.mark.parametrize("ops, rows, cluster, blocks", RINGS)
+def test_rings_ask_for_weights_before_the_wait(
+    ops: list[str], rows: int, cluster: int, blocks: int, store: Store
+) -> None:
+    device = parse_target("sm_90")
+    graph = plan_model(resolve("qwen3-0.6b"), "sm_90", phase="decode", size=8).graph
+    block = next(b for b in graph.blocks if b.name.startswith("layer"))
+    search = BlockSearch(block, catalogue(device), "decode")
+    names = [n.name for n in search.network.nodes]
+    matches, _ = search.ask(sum(1 << names.index(op) for op in ops))
+    match = next(m for m in matches if m.family.name == "ring")
+    outputs = [o for o in match.region.outputs if match.region.value(o).role is not Role.STATE]
+    kernel = Kernel("ring", match, (*match.region.inputs, *outputs))
+    cache = cache_schema(graph.caches)
+    layout = StepLayout(cache, args_layout(cache, 8192, 256, 8192))
+    choice = {"rows": rows, "outputs": 64, "depth": 128, "stages": 2, "cluster": cluster}
+    unit = gpu_kernel(kernel, {**choice, "blocks": blocks}, layout).passes[0].unit
+    with store.session():
+        (made,) = compile_triton([unit], sms=[90], store=store, jobs=1)
+        before, _, behind = made.ptx.read_text().partition("griddepcontrol.wait")
+    weights = [len(g.weights) for g in match.roles.groups]
+    assert before.count("cp.async.bulk.tensor") == 2 * sum(weights)
+    assert "wgmma.mma_async" in behind and "ld.global" not in before.replace("ld.global.b32", "")

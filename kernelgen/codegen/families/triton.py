@@ -23,7 +23,12 @@ from kernelgen.codegen.families.triton_fixed import (
     quote_attention,
 )
 from kernelgen.codegen.families.triton_gemm import GemmTile, gemm
-from kernelgen.codegen.families.triton_gemm_tma import TmaTile, gemm_tma, tma_roles
+from kernelgen.codegen.families.triton_gemm_tma import (
+    TmaTile,
+    gemm_tma,
+    ring_roles,
+    tma_roles,
+)
 from kernelgen.codegen.families.triton_gemv import GemvTile, gemv
 from kernelgen.codegen.families.triton_head import head_sample_roles, quote_head
 from kernelgen.codegen.families.triton_heads import head_linear_roles, quote_heads
@@ -41,6 +46,7 @@ from kernelgen.codegen.families.triton_packed import (
     packed_roles,
 )
 from kernelgen.codegen.families.triton_prefill import prefill_roles, quote_prefill
+from kernelgen.codegen.families.triton_ring import RingTile, ring
 from kernelgen.codegen.families.triton_route import quote_route, route_roles_of
 from kernelgen.codegen.families.triton_rows import quote_rows, rows_roles
 from kernelgen.codegen.families.triton_sample import quote_sample, sample_roles
@@ -97,6 +103,7 @@ _FAMILIES: Sequence[_Named] = (
     ("gemv", gemv_roles, quote_product(GemvTile, gemv), _ONE_ROW),
     ("sliced", product_roles, quote_product(SlicedTile, sliced), _FEW_ROWS),
     ("clustered", product_roles, quote_product(ClusteredTile, clustered), _FEW_ROWS),
+    ("ring", ring_roles, quote_product(RingTile, ring), _FEW_ROWS),
     ("skinny", product_roles, quote_product(SkinnyTile, skinny), _FEW_ROWS),
     ("gemm", product_roles, quote_product(GemmTile, gemm), _MANY_ROWS),
     ("gemm_tma", tma_roles, quote_product(TmaTile, gemm_tma), _MANY_ROWS),

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from kernelgen.codegen.families.roles import LinearRoles
+from kernelgen.codegen.families.row_prep import row_prep
 from kernelgen.codegen.families.triton_block import WARP
 from kernelgen.codegen.families.triton_choice import Best, best
 from kernelgen.codegen.families.triton_gemm import LEAST_ROWS, GemmTile
@@ -67,13 +68,33 @@ def tma_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
     and saves every block from preparing them again.
     """
     roles = product_roles(region, phase)
-    if not isinstance(roles, LinearRoles):
-        return roles
-    if roles.prologue:
+    if isinstance(roles, LinearRoles) and roles.prologue:
         first = roles.prologue[0].name
         return Refusal(f"{first} prepares rows, a descriptor copies them as they lie in memory")
+    return _described(region, roles) if isinstance(roles, LinearRoles) else roles
+
+
+def ring_roles(region: Region, phase: str) -> LinearRoles | Refusal | None:
+    """Products of such rows, or of rows whose statistic can wait for the sums; all tiles have
+    equally many matrices, so that they share one ring.
+    """
+    roles = product_roles(region, phase)
+    if not isinstance(roles, LinearRoles):
+        return roles
+    if len({len(g.weights) for g in roles.groups}) > 1:
+        return Refusal("its groups have different numbers of matrices")
+    if roles.prologue:
+        prep = row_prep(region, roles)
+        if prep is None or not prep.deferred:
+            return Refusal(f"{roles.prologue[0].name} has to be known before the first product")
+    return _described(region, roles)
+
+
+def _described(region: Region, roles: LinearRoles) -> LinearRoles | Refusal:
+    """Refused where a descriptor cannot tell where the operands lie."""
     weights = [w for group in roles.groups for w in group.weights]
-    names = {region.base(roles.x), *weights}
+    rows = [] if roles.prologue else [region.base(roles.x)]
+    names = {*rows, *weights}
     values = [region.value(name).type for name in (roles.x, *weights)]
     if any(value.dtype != BFLOAT16 for value in values):
         return Refusal("descriptors are for products of bfloat16")

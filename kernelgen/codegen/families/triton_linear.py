@@ -12,6 +12,7 @@ from kernelgen.codegen.families.triton_gemm import GemmTile
 from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.families.triton_packed import PackedGemvTile, PackedTile, packed_format
 from kernelgen.codegen.families.triton_product import Product, product
+from kernelgen.codegen.families.triton_ring import RingTile
 from kernelgen.codegen.families.triton_skinny import SkinnyTile
 from kernelgen.codegen.families.triton_sliced import SlicedTile
 from kernelgen.codegen.families.triton_sliced_packed import SlicedPackedTile
@@ -25,6 +26,7 @@ ProductTile = (
     GemvTile
     | SlicedTile
     | ClusteredTile
+    | RingTile
     | SkinnyTile
     | GemmTile
     | PackedTile

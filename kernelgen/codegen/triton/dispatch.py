@@ -16,6 +16,7 @@ from kernelgen.codegen.triton.head import head_kernel
 from kernelgen.codegen.triton.heads import heads_kernel
 from kernelgen.codegen.triton.kernels import Choice, StepLayout, triton_kernel
 from kernelgen.codegen.triton.latent import latent_decode_kernel, latent_prefill_kernel
+from kernelgen.codegen.triton.ring import ring_kernel
 from kernelgen.codegen.triton.route import route_kernel
 from kernelgen.codegen.triton.sample import sample_kernel
 from kernelgen.planner.plan import Kernel
@@ -35,6 +36,7 @@ _MAKERS: Mapping[str, Maker] = {
     "head_sample": head_kernel,
     "latent_decode": latent_decode_kernel,
     "latent_prefill": latent_prefill_kernel,
+    "ring": ring_kernel,
     "route": route_kernel,
     "sample": sample_kernel,
     "short_conv": conv_kernel,

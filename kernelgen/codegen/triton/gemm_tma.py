@@ -23,7 +23,7 @@ def tma_kernel(
     """Products of stored rows. `why`: the planner's argument, for the header."""
     region, roles, tile = kernel.match.region, kernel.match.roles, TmaTile(**choice)
     assert isinstance(roles, LinearRoles)
-    given = _given(kernel, roles, tile)
+    given = described(kernel, roles, tile.rows, tile.outputs, tile.depth)
     text = render(
         "triton/gemm_tma.py.j2",
         name=kernel.name,
@@ -60,27 +60,32 @@ def tma_kernel(
     return GpuKernel((GpuPass(unit, tuple(g.source for g in given), grid),))
 
 
-def _given(kernel: Kernel, roles: LinearRoles, tile: TmaTile) -> tuple[Given, ...]:
-    """Operands in order; rows and weights as descriptors of the blocks that a step multiplies."""
+def described(
+    kernel: Kernel, roles: LinearRoles, rows: int, outputs: int, depth: int
+) -> tuple[Given, ...]:
+    """Operands in order; rows that nothing prepares and weights as descriptors of the blocks that a
+    step multiplies: `rows` and `outputs` by `depth`.
+    """
     region = kernel.match.region
     x, base = region.value(roles.x).type, region.base(roles.x)
     place = kernel.signature.index
     made = {
         triton_name(weight): (
-            tile.outputs,
+            outputs,
             Matrix(place(weight), _rows_of(region.value(weight).type), roles.k),
         )
         for group in roles.groups
         for weight in group.weights
     }
-    made[triton_name(base)] = (tile.rows, Matrix(place(base), _rows_of(x), roles.k))
+    if not roles.prologue:
+        made[triton_name(base)] = (rows, Matrix(place(base), _rows_of(x), roles.k))
     element = element_type(x.dtype)
     found = []
     for given in kernel_arguments(kernel):
         if given.argument.name in made:
             side, matrix = made[given.argument.name]
-            type_ = descriptor_type(element, side, tile.depth)
-            note = f"{given.note}, {side} × {tile.depth} at a time"
+            type_ = descriptor_type(element, side, depth)
+            note = f"{given.note}, {side} × {depth} at a time"
             given = Given(Argument(given.argument.name, type_), matrix, note)
         found.append(given)
     return tuple(found)
