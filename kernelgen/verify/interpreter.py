@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kernelgen.core.errors import UsageError
+from kernelgen.verify.bfloat16_bits import rounded, widened
 from kernelgen.verify.clusters import cluster_assembly, run_clusters
 from kernelgen.verify.interpreter_speed import remember
 from kernelgen.verify.overflow import install_overflow_check
@@ -135,7 +136,7 @@ def _repair(interpreter: Any) -> None:
             return wide.view(np.uint32) if same else convert(wide, tl.float32, target, rounding)
         if target.scalar == tl.bfloat16:
             wide = data.view(np.float32) if source.scalar == tl.float32 else data.astype(np.float32)
-            return _rounded(wide)
+            return rounded(wide)
         return plain(data, source, target, rounding)
 
     interpreter._convert_float = convert
@@ -150,22 +151,6 @@ def _repair(interpreter: Any) -> None:
     _repair_externs(interpreter)
     _repair_index(interpreter)
     remember(interpreter)
-
-
-def widened(bits: Any) -> Any:
-    """bfloat16 bits as float32."""
-    import numpy as np
-
-    return (np.ascontiguousarray(bits).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-
-
-def _rounded(values: Any) -> Any:
-    """float32 to bfloat16 bits, to nearest even; a NaN stays one."""
-    import numpy as np
-
-    word = np.ascontiguousarray(values).view(np.uint32)
-    nearest = ((word + 0x7FFF + (word >> 16 & 1)) >> 16).astype(np.uint16)
-    return np.where(np.isnan(values), np.uint16(0x7FC0), nearest).astype(np.uint16)
 
 
 def _with_truth(interpreter: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,7 +189,7 @@ def _through_float32(interpreter: Any, plain: Callable[..., Any]) -> Callable[..
         out = np.asarray(op(*[widened(h.data) if narrow(h) else h.data for h in handles]))
         if out.dtype == np.bool_:
             return interpreter.TensorHandle(out, tl.int1)
-        return interpreter.TensorHandle(_rounded(out.astype(np.float32)), tl.bfloat16)
+        return interpreter.TensorHandle(rounded(out.astype(np.float32)), tl.bfloat16)
 
     return run
 
@@ -232,7 +217,7 @@ def _constant(interpreter: Any) -> Callable[..., Any]:
     import triton.language as tl
 
     def run(self: Any, value: float) -> Any:
-        return interpreter.TensorHandle(_rounded(np.array([value], np.float32)), tl.bfloat16)
+        return interpreter.TensorHandle(rounded(np.array([value], np.float32)), tl.bfloat16)
 
     return run
 
@@ -265,7 +250,7 @@ def _hint(interpreter: Any) -> Callable[..., Any]:
                 )
                 # float64 holds the product of two bfloat16, and all but far smaller sums.
                 exact = a.astype(np.float64) * b + c
-                return _rounded(exact.astype(np.float32)).astype(np.uint32) << shift
+                return rounded(exact.astype(np.float32)).astype(np.uint32) << shift
 
             self._data = (halves(0) | halves(16)).view(np.int32)
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from kernelgen.verify.bfloat16_bits import widened
+
 IMPORTS = {
     "from triton.experimental import gluon\n": "from kernelgen.verify.rings import gluon\n",
     "from triton.experimental.gluon import language as tl\n": (
@@ -115,8 +117,6 @@ class _Memory:
 
     def store(self, values: Any) -> None:
         """Fill a block with what registers hold: bfloat16."""
-        from kernelgen.verify.interpreter import widened
-
         self.data[...] = widened(values.handle.data)
 
     def permute(self, order: tuple[int, int]) -> _Memory:
@@ -176,8 +176,6 @@ class tma:
         matrix: Any, place: Sequence[Any], barrier: _Memory, block: _Memory, pred: Any = True
     ) -> None:
         """A block of a matrix, at once; what lies outside is zero."""
-        from kernelgen.verify.interpreter import widened
-
         if bool(pred):
             bits = matrix.load(list(place)).handle.data
             block.data[...] = widened(bits)
