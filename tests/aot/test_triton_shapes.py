@@ -106,7 +106,7 @@ def test_rings_ask_for_weights_before_the_wait(
     ops: list[str], rows: int, cluster: int, blocks: int, store: Store
 ) -> None:
     device = parse_target("sm_90")
-    graph = plan_model(resolve("qwen3-0.6b"), "sm_90", phase="decode", size=8).graph
+    graph = plan_model(resolve(sorted(builtin_models())[-1]), "sm_90", phase="decode", size=8).graph
     block = next(b for b in graph.blocks if b.name.startswith("layer"))
     search = BlockSearch(block, catalogue(device), "decode")
     names = [n.name for n in search.network.nodes]

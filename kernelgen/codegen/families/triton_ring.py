@@ -17,7 +17,6 @@ from kernelgen.codegen.families.triton_choice import Best, Wasteful, best
 from kernelgen.codegen.families.triton_product import Product
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
-    UNIT_GB_S,
     Demand,
     Grid,
     Timing,
@@ -38,10 +37,10 @@ _PIECE = 16
 _BARRIER_BYTES = 8
 _ALIGNED = 16
 """bytes that a thread sends at once: what is exchanged begins at a multiple"""
-_EXCHANGE_US = 1.2
-"""two barriers of a cluster, stores into a neighbour's memory, sums of what came"""
-_STEP_US = 0.1
-"""a step that has arrived: its products, and the barriers before its place is used again"""
+_EXCHANGE_US, _BLOCK_EXCHANGE_US = 0.5, 0.2
+"""two barriers of a cluster; stores into a neighbour's memory and sums of what came, each block"""
+_BLOCK_GB_S = 40.0
+"""what one block draws: 96 of them took 15 µs for 50 MB, 192 took 12 (H200, 2026-12-01)"""
 _PREPARE_US = 0.4
 """rows through registers into shared memory, a barrier"""
 _THROUGH_OPS = 5
@@ -128,10 +127,13 @@ class RingTile:
             footprint=self.footprint(problem),
             steps=self.steps(problem),
             in_flight=max(1, self.stages - 1),
-            step_us=_STEP_US + self.rows * self.depth * 2 / (UNIT_GB_S * 1e3),
+            step_us=(self.outputs * problem.most_matrices + self.rows)
+            * self.depth
+            * problem.weight_bits
+            / (8 * _BLOCK_GB_S * 1e3),
             early_us=LATENCY_US,
             lead_us=_PREPARE_US if problem.prep else 0.0,
-            tail_us=_EXCHANGE_US if self.cluster > 1 else 0.0,
+            tail_us=_EXCHANGE_US + self.cluster * _BLOCK_EXCHANGE_US if self.cluster > 1 else 0.0,
         )
         demand = Demand(
             memory_bytes=problem.bytes,
@@ -153,12 +155,11 @@ class RingTile:
 
 
 def space(rows: int) -> Iterator[RingTile]:
-    """All tiles for so many padded rows."""
-    for outputs in (64, 128):
-        for depth in (128, 64):
-            for cluster in CLUSTERS:
-                for stages in (6, 4, 3, 2, 8, 12):
-                    yield RingTile(rows, outputs, depth, stages, cluster, 0)
+    """Tiles for so many padded rows; narrow ones, of which all blocks have one, measure best."""
+    for depth in (128, 64):
+        for cluster in CLUSTERS[:3]:
+            for stages in (6, 8, 4, 11, 3, 2, 1):
+                yield RingTile(rows, _LINE, depth, stages, cluster, 0)
 
 
 @lru_cache(maxsize=4096)
