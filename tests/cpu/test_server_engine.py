@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from kernelgen_runtime import LLM, SamplingParams
+from kernelgen_runtime.sample.structured import Structured
 from runtime_fakes import HYBRID, VOCAB, oracle
 from test_runtime_llm import open_toy
 from test_runtime_nan import DAMAGED, damaged_toy
@@ -216,6 +217,36 @@ def test_grammars_are_prepared_beside_the_first_requests(
     finally:
         go.set()
         peer.close()
+
+
+@pytest.mark.row("B-10")
+def test_a_request_may_leave_while_its_grammar_is_compiled(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others go on meanwhile, it counts as waiting, and nothing is told of it any more."""
+    compiling, go = threading.Event(), threading.Event()
+    monkeypatch.setattr(EngineLoop, "_check_grammar", lambda *_: compiling.set() or go.wait(20))
+    bound = SamplingParams(structured=Structured("regex", "[ab]"))
+    peer.send(wire.Submit(1, [1], bound), wire.Submit(2, [2], GREEDY))
+    assert compiling.wait(10)
+    assert peer.read() == wire.Accepted([2])
+    load = wire.Load()
+    while load.running or not load.decode_steps:
+        load = peer.read().load
+    assert load.waiting == 1
+
+    def next_word() -> Any:
+        """The next message that is not of a step (one tells what an idle engine has measured)."""
+        while isinstance(message := peer.read(), wire.Stepped):
+            assert not message.updates
+        return message
+
+    peer.send(wire.Abort([1]), wire.Ping())
+    assert next_word() == wire.Pong()
+    go.set()
+    peer.send(wire.Submit(3, [3], GREEDY))
+    assert next_word() == wire.Accepted([3])
+    assert list(peer.until_ended(3)) == [3] and not peer.llm.engine.scheduler.has_work
 
 
 def test_it_answers_between_steps_and_when_idle(peer: Peer) -> None:
