@@ -30,7 +30,7 @@ from kernelgen.codegen.manifest import sub_graph
 from kernelgen.codegen.step_args import ArgsLayout, args_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.codegen.triton.kernels import StepLayout
-from kernelgen.core.dtypes import FLOAT8, DType
+from kernelgen.core.dtypes import BFLOAT16, FLOAT8, DType
 from kernelgen.formats import WeightFormat
 from kernelgen.formats.reference import dequantise
 from kernelgen.hw import parse_target
@@ -134,6 +134,16 @@ def architectures() -> list[str]:
     """Every architecture that GPUs have kernels for, by listing: it is named nowhere else."""
     folder = Path(kernelgen.archs.__file__).parent
     return sorted(p.parent.name for p in folder.glob("*/golden.plan"))
+
+
+def architecture_with(kind: str) -> str:
+    """An architecture whose layers have an op of this kind."""
+    for name in architectures():
+        if any(
+            n.op.kind == kind for block in tiny(name, BFLOAT16).graph.blocks for n in block.nodes
+        ):
+            return name
+    raise LookupError(f"no architecture has {kind}")
 
 
 @cache

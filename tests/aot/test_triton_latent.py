@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from gpu_trials import Tiny, tiny
+from gpu_trials import Tiny, architecture_with, tiny
 from scan_trials import Row, ScanTrial, layer_of, region_kernel
 
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, DType
@@ -22,7 +22,7 @@ PARTS = {"tokens": 32, "heads": 16, "splits": 1, "least": 32, "stages": 2, "warp
 
 @cache
 def model(dtype: DType) -> Tiny:
-    return tiny("kimi_linear", dtype)
+    return tiny(architecture_with("latent_attention"), dtype)
 
 
 def kernel_of(dtype: DType, ops: tuple[str, ...], family: str, phase: str) -> Kernel:

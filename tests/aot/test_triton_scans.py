@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from gpu_trials import Tiny, tiny
+from gpu_trials import Tiny, architecture_with, tiny
 from scan_trials import Row, ScanTrial, layer_of, region_kernel
 
 from kernelgen.core.dtypes import BFLOAT16, FLOAT32, DType
@@ -34,7 +34,7 @@ def bound(dtype: DType) -> float:
 
 @cache
 def model(dtype: DType) -> Tiny:
-    return tiny("kimi_linear", dtype)
+    return tiny(architecture_with("delta_scan"), dtype)
 
 
 def kernel_of(dtype: DType, ops: tuple[str, ...], family: str, phase: str) -> Kernel:

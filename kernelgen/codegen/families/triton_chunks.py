@@ -43,6 +43,7 @@ WALKERS = 4
 """requests whose states are walked side by side; more of them follow one another"""
 _CHUNK_US = 12.0
 """what a block takes for one chunk: a chain of small products. Assumed."""
+_WARPS = 8  # that a multiprocessor has room for: they need all registers that there are
 _STEP_US = 1.6
 """from a state to the next one: two products, one after the other. Assumed."""
 
@@ -119,7 +120,7 @@ class ChunkTile:
     def chunks_us(self, problem: ChunkProblem, device: Device) -> float:
         """The first launch: waves of blocks, or what it writes."""
         blocks = (ceil_div(problem.tokens, CHUNK) + problem.requests - 1) * problem.heads
-        resident = max(1, device.registers_per_unit // (self.warps * WARP * 168))
+        resident = max(1, _WARPS // self.warps)
         waves = ceil_div(max(1, blocks), device.units * resident)
         written = problem.tokens * problem.heads * problem.record_bytes
         memory = (problem.bytes + written) / (device.copy_gb_s * 1e3)
@@ -163,7 +164,7 @@ def space() -> Iterator[ChunkTile]:
     for width in (32, 64, 16, 128):
         for walkers in (4, 8):
             for stages in (3, 2, 1):
-                for warps in (4, 2, 8):
+                for warps in (4, 8):
                     yield ChunkTile(width, walkers, stages, warps)
 
 
