@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -268,6 +269,57 @@ def test_hostile_grammars_cost_little(grammars: Grammars, name: str) -> None:
             if not len(allowed) or guide.take(int(allowed[-1])) is not None:
                 break
     assert time.process_time() - start < 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("regex", "(a?){1000}a{1000}"), ("json_schema", '{"$ref": "#"}'), ("lark", "start: start")],
+)
+def test_what_shows_in_the_first_token_is_refused(grammars: Grammars, kind: str, text: str) -> None:
+    """Before the request is in a step, that is: it is the client's fault, not the server's."""
+    with pytest.raises(RequestError, match=f"^structured output: {kind}: [^\n]*$"):
+        grammars.check(Structured(kind, text))
+
+
+ENDLESS = json.dumps(
+    {"allOf": [{"type": "string", "pattern": f"^.*(a{i}|b)*.{{0,50}}c$"} for i in range(30)]}
+)
+"""no two kilobytes, and the library works at it for longer than anybody waited"""
+
+
+def test_a_grammar_that_takes_for_ever_is_given_up(folder: Path) -> None:
+    grammars = grammars_of(folder)
+    trial = grammars.trial()
+    trial._seconds = 1.0
+    fine = Structured("regex", "[0-9]{3}")
+    try:
+        for bond in (
+            Structured("json_schema", ENDLESS),
+            Structured("lark", f"start: %json {ENDLESS}"),
+        ):
+            began = time.process_time()
+            with pytest.raises(RequestError, match="takes more than 1 s"):
+                grammars.check(bond)
+            assert time.process_time() - began < 0.5, "the work is done elsewhere"
+            trial._seconds = 30.0  # those that can be compiled are, by the next process
+            grammars.check(fine)
+            trial._seconds = 1.0
+            fine = Structured("regex", "[0-9]{4}")
+        with pytest.raises(RequestError, match="look-around"):
+            grammars.check(Structured("regex", "(?=a)b"))
+    finally:
+        process = trial._process
+        trial.close()
+    assert process is not None and process.wait(10) == -signal.SIGKILL
+
+
+def test_ordinary_grammars_are_not_tried(folder: Path) -> None:
+    grammars = grammars_of(folder)
+    trial = grammars.trial()
+    grammars.check(Structured("json_schema", json.dumps(SCHEMA)))
+    grammars.check(Structured("choice", '["pattern", "allOf"]'))
+    grammars.check(Structured("json_object"))
+    assert trial._process is None
 
 
 def test_grammars_are_compiled_once(folder: Path) -> None:

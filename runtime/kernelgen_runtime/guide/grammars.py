@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..errors import RequestError, TextError, shown
 from ..sample.structured import Structured
 from .calls import calls_lark
 from .guide import Guide
 from .lark import JSON_OPTIONS, json_rule, quoted, thinking_rules
 from .library import Matcher, Tokens, load_library
+from .trial import Trial
 
 KEPT = 64
 """compiled grammars kept"""
@@ -32,7 +35,7 @@ class Grammars:
     """Grammars over the tokens of one tokenizer file, for a vocabulary of `vocab` ids.
 
     `end_ids` are what may come once a text is complete. The library behind it is loaded when the
-    first grammar is asked for. Safe for several threads.
+    first grammar is asked for. Safe for several threads, unless they are `tried` first.
     """
 
     def __init__(self, tokenizer_file: Path, vocab: int, end_ids: Sequence[int]) -> None:
@@ -40,6 +43,7 @@ class Grammars:
         self._lock, self._loading = threading.Lock(), threading.Lock()
         self._loaded: Tokens | None = None
         self._compiled: OrderedDict[Structured, Matcher | str] = OrderedDict()
+        self._trial: Trial | None = None
 
     @property
     def words(self) -> int:
@@ -51,6 +55,12 @@ class Grammars:
         RequestError without the library, TextError for a tokenizer that it cannot use.
         """
         self._tokenizer(load_library())
+
+    def trial(self) -> Trial:
+        """Return where grammars may be tried; from now on they are, before they are compiled."""
+        if self._trial is None:
+            self._trial = Trial(self._file, self._vocab, self._ends)
+        return self._trial
 
     def check(self, structured: Structured) -> None:
         """Compile `structured`, or find it compiled. Raises RequestError where it cannot be."""
@@ -80,6 +90,8 @@ class Grammars:
         """Return a matcher at its start, or why there is none."""
         library = load_library()
         tokenizer = self._tokenizer(library)
+        if self._trial is not None and (fault := self._trial.fault(structured)):
+            return fault
         try:
             text = grammar_text(library, tokenizer, structured)
         except ValueError as error:
@@ -87,9 +99,28 @@ class Grammars:
         matcher: Matcher = library.LLMatcher(
             tokenizer, text, log_level=0, limits=library.LLParserLimits(**_LIMITS)
         )
+        matcher = self._begun(matcher)
         if matcher.is_error():
             reason = " ".join(matcher.get_error().split())
+            if "NoExtensionBias" in reason:
+                reason = "no text that ends is of it"
             return f"structured output: {structured.kind}: {shown(reason, 300)}"
+        return matcher
+
+    def _begun(self, matcher: Matcher) -> Matcher:
+        """Return `matcher` with the work of its first mask done, or what failed in a first token.
+
+        An expression is taken apart no sooner: what is wrong with it shows here, not in the middle
+        of a step, and requests that follow find the work done.
+        """
+        bits = np.empty(self.words, np.int32)
+        if not matcher.is_error():
+            matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        if not matcher.is_error():
+            allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
+            one = matcher.deep_copy()
+            if len(allowed) and not one.consume_token(int(allowed[0])) and one.is_error():
+                return one
         return matcher
 
     def _tokenizer(self, library: Any) -> Tokens:

@@ -4,6 +4,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from ..errors import KernelgenRuntimeError, LaunchError
+from ..guide.trial import Trial
 from ..llm import LLM
 from ..sample.structured import Structured
 from ..schedule.request import Request
@@ -40,6 +41,7 @@ class EngineLoop:
         self._by_request: dict[Request, Live] = {}
         self._compiler = ThreadPoolExecutor(1, "grammars")
         self._compiling: dict[int, tuple[Submit, Future[None]]] = {}
+        self._trial: Trial | None = None
         self._failures = self._failed_steps = 0
         self._read_bandwidth = 0.0
         self._worked = 0.0
@@ -64,6 +66,8 @@ class EngineLoop:
             pass
         finally:
             self._compiler.shutdown(wait=False, cancel_futures=True)
+            if self._trial is not None:
+                self._trial.close()
             for live in self._live.values():
                 self._llm.engine.abort(live.request)
 
@@ -91,7 +95,9 @@ class EngineLoop:
         job.add_done_callback(lambda _: self._pipe.wake())
 
     def _check_grammar(self, structured: Structured) -> None:
-        self._llm.grammars.check(structured)
+        grammars = self._llm.grammars
+        self._trial = grammars.trial()  # a client's grammar must not keep this process busy
+        grammars.check(structured)
 
     def _enter_compiled(self) -> None:
         for key in [key for key, (_, job) in self._compiling.items() if job.done()]:
@@ -119,7 +125,8 @@ class EngineLoop:
 
     def _abort(self, keys: list[int]) -> None:
         for key in keys:
-            self._compiling.pop(key, None)
+            if (compiling := self._compiling.pop(key, None)) is not None:
+                compiling[1].cancel()
             if (live := self._live.pop(key, None)) is not None:
                 del self._by_request[live.request]
                 self._llm.engine.abort(live.request)
