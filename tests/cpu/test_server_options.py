@@ -17,6 +17,7 @@ from kernelgen_runtime.errors import KernelgenRuntimeError
 from kernelgen_runtime.server.arguments import ArgumentsError
 from kernelgen_runtime.server.bind import bind
 from kernelgen_runtime.server.command import add_serve, known_options, serve_argv
+from kernelgen_runtime.server.flags import size
 from kernelgen_runtime.server.known_flags import UNSUPPORTED
 from kernelgen_runtime.server.options import ServeOptions, serve_options
 
@@ -148,6 +149,10 @@ def test_a_file_of_options_loses_against_the_line(tmp_path: Path) -> None:
     path.write_text("- 1\n")
     with pytest.raises(ArgumentsError, match="must map names"):
         read("toy", "--config", path)
+    for text in ("config: other.yaml\n", "port: 1\nport: 2\n"):
+        path.write_text(text)
+        with pytest.raises(ArgumentsError, match=r"cannot name another|twice"):
+            read("toy", "--config", path)
     path.write_text("a: &a [*a]\n]")
     with pytest.raises(ArgumentsError, match="not YAML"):
         read("toy", "--config", path)
@@ -193,3 +198,15 @@ def test_paths_that_hold_nothing_are_told_at_once(
 
 def test_it_listens_to_this_machine_alone() -> None:
     assert options().flags.host == "127.0.0.1"
+
+
+@pytest.mark.parametrize(("text", "is_"), [("1.5k", 1500), ("2K", 2048), ("1.1k", 1100)])
+def test_sizes_are_exact(text: str, is_: int) -> None:
+    assert size(text) == is_
+
+
+@pytest.mark.parametrize("text", ["1.5", "0.1K", "-3", "1e3", "inf"])
+def test_a_size_is_a_whole_number(text: str) -> None:
+    """1.5 would otherwise be a context of one token."""
+    with pytest.raises(argparse.ArgumentTypeError, match="number"):
+        size(text)

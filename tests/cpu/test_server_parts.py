@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernelgen_runtime.errors import RequestError
+from kernelgen_runtime.guide.guide import FAULT
 from kernelgen_runtime.sample.params import SamplingParams
 from kernelgen_runtime.text.detokenize import GrowingText
 
@@ -20,6 +22,8 @@ from kernelgen_runtime.server.admission import Admission, OverloadedError
 from kernelgen_runtime.server.choice import Choice
 from kernelgen_runtime.server.faults import FieldError, check
 from kernelgen_runtime.server.fields import BODIES, MAX_PROMPT_IDS
+from kernelgen_runtime.server.job import EngineLostError
+from kernelgen_runtime.server.logs import set_up_logging
 from kernelgen_runtime.server.meters import Histogram, Meters
 from kernelgen_runtime.server.metrics import Numbers
 from kernelgen_runtime.server.problems import MAX_MESSAGE, Problem, problem_of
@@ -198,3 +202,23 @@ def test_the_end_tells_what_was_held_back() -> None:
     assert choice.take().text == "xy" and choice.finish_reason == "length"
     choice.end("abort")
     assert choice.finish_reason == "length"
+
+
+def test_whose_fault_an_end_is() -> None:
+    """What an own grammar runs into is the client's to change; a step that fails is not."""
+    assert problem_of(EngineLostError(FAULT + "lexer error: too much")).status == 400
+    assert problem_of(EngineLostError("the engine process has ended")).status == 500
+
+
+def test_no_log_line_has_what_stands_behind_a_path(capsys: pytest.CaptureFixture[str]) -> None:
+    """People put keys there, though no route reads them."""
+    logger = logging.getLogger("uvicorn.access")
+    before = logger.filters[:]
+    try:
+        set_up_logging("info")
+        line = ("1.2.3.4:5", "GET", "/v1/models?api_key=SECRET", "1.1", 401)
+        logger.info('%s - "%s %s HTTP/%s" %d', *line)
+    finally:
+        logger.filters[:] = before
+    told = capsys.readouterr().err
+    assert "/v1/models HTTP/1.1" in told and "SECRET" not in told

@@ -7,6 +7,8 @@ from ..errors import shown
 from .library import Matcher
 
 Bits = npt.NDArray[np.int32]
+FAULT = "structured output: "
+"""how what ends a request here begins"""
 
 
 class Guide:
@@ -24,7 +26,7 @@ class Guide:
     def take(self, token: int) -> str | None:
         """Go on by a token; return the finish reason where nothing may follow, or all is lost."""
         if not self.error and not self.matcher.consume_token(token):
-            self.error = f"structured output: {_reason(self.matcher, token)}"
+            self.error = FAULT + _reason(self.matcher, token)
         if self.error:
             return "error"
         return "stop" if self.matcher.is_stopped() else None
@@ -43,7 +45,7 @@ class Guide:
     def note_fault(self) -> None:
         """Take over what the grammar has met in a mask that was filled elsewhere."""
         if self.matcher.is_error():
-            self.error = f"structured output: {_reason(self.matcher, None)}"
+            self.error = FAULT + _reason(self.matcher, None)
 
 
 def _reason(matcher: Matcher, token: int | None) -> str:

@@ -91,7 +91,9 @@ def _from_yaml(path: Path, known: Sequence[str]) -> tuple[list[str], list[str]]:
     try:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ArgumentsError(f"{path}: larger than {MAX_CONFIG_BYTES} bytes")
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        values = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentsError(f"{path}: cannot read it ({error})") from None
     except (yaml.YAMLError, RecursionError) as error:
@@ -100,6 +102,11 @@ def _from_yaml(path: Path, known: Sequence[str]) -> tuple[list[str], list[str]]:
         return [], []
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ArgumentsError(f"{path}: must map names of options to values")
+    names = [key.value for key, _ in root.value]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ArgumentsError(f"{path}: {shown(twice[0])} is there twice")
+    if "config" in values:
+        raise ArgumentsError(f"{path}: config: a file of options cannot name another")
     model = values.pop("model", None)
     words: list[str] = []
     for key, value in values.items():

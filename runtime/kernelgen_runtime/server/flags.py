@@ -3,6 +3,7 @@
 import argparse
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([kKmMgG]?)")
@@ -18,7 +19,10 @@ def size(text: str, beside: str = "") -> int:
     if match is None:
         wanted = f"must be a number such as 4096, 1k or 1K{beside}, is {text!r}"
         raise argparse.ArgumentTypeError(wanted)
-    return int(float(match[1]) * _SCALE[match[2]])
+    number = Decimal(match[1]) * _SCALE[match[2]]
+    if number != int(number):
+        raise argparse.ArgumentTypeError(f"must be a whole number, is {text!r}")
+    return int(number)
 
 
 def length(text: str) -> int | str:

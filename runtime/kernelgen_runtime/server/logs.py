@@ -22,6 +22,7 @@ def set_up_logging(level: str) -> None:
     # It tells of its own start and end; ours are told already.
     logging.getLogger("uvicorn.error").setLevel(max(number, logging.WARNING))
     logging.getLogger("uvicorn.access").addFilter(_is_of_interest)
+    logging.getLogger("uvicorn.access").addFilter(_without_query)
 
 
 async def log_figures(service: Service) -> None:
@@ -43,3 +44,11 @@ def _is_of_interest(record: logging.LogRecord) -> bool:
     """Leave out what machines ask every few seconds."""
     path = record.args[2] if isinstance(record.args, tuple) and len(record.args) > 2 else ""
     return path not in _MACHINES_ASK
+
+
+def _without_query(record: logging.LogRecord) -> bool:
+    """Cut off what stands behind the path: no route reads it, and people put keys there."""
+    if isinstance(record.args, tuple) and len(record.args) > 2:
+        client, method, path, *rest = record.args
+        record.args = (client, method, str(path).partition("?")[0], *rest)
+    return True

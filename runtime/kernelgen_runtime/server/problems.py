@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import KernelgenRuntimeError
+from ..guide.guide import FAULT
 from .admission import RETRY_AFTER_SECONDS, OverloadedError
 from .ask import UnknownModelError
 from .faults import FieldError
@@ -79,5 +80,7 @@ def problem_of(error: Exception) -> Problem:
         case EngineDeadError():
             return Problem(503, "the engine is not running")
         case EngineLostError():
-            return Problem(500, f"the request could not be finished: {error}")
+            # What its own grammar ends is the client's to change, however late it shows.
+            status = 400 if str(error).startswith(FAULT) else 500
+            return Problem(status, f"the request could not be finished: {error}")
     return Problem(500, f"the server failed ({type(error).__name__}); its log says more")
