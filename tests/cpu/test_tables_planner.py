@@ -290,16 +290,16 @@ def test_where_rows_are_required_a_measured_plan_beats_faster_modelled_ones(tmp_
 
 
 def test_a_sibling_lends_tiles_and_times_scaled_by_the_model(tmp_path: Path) -> None:
-    plan = modelled(EIGHT_B, "decode", 32)
+    plan = modelled(EIGHT_B, "decode", 1)
     rows = [measured(x, plan, H200, us=x.price.us) for x in plan.launches]
     tables = write(tmp_path, rows)
     h100 = parse_target("sm_90:h100")
-    assert planner(plan.graph, h100, tables).plan("decode", 32).coverage().keys() == {"modelled"}
+    assert planner(plan.graph, h100, tables).plan("decode", 1).coverage().keys() == {"modelled"}
     declared = {"schema": 1, "source": "h200", "why": "the same multiprocessors"}
     place = tmp_path / "sm_90" / "h100" / "INHERITS.json"
     place.parent.mkdir()
     place.write_text(json.dumps(declared))
-    found = planner(plan.graph, h100, Tables(tmp_path)).plan("decode", 32)
+    found = planner(plan.graph, h100, Tables(tmp_path)).plan("decode", 1)
     assert set(found.coverage()) <= {"inherited", "modelled"} and "inherited" in found.coverage()
     mine, theirs = down(found).price, down(plan).price
     assert mine.verdict == "inherited" and mine.choice == theirs.choice
