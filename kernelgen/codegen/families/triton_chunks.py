@@ -93,8 +93,8 @@ class ChunkProblem:
 
 @dataclass(frozen=True)
 class ChunkTile:
-    """The first launch has `warps` for a chunk of a head; the second `walkers` for `width` columns
-    of a head's state, which it carries from chunk to chunk."""
+    """The first launches have `warps` for a chunk of a head; the last one `walkers` for `width`
+    columns of a head's state, which it carries from chunk to chunk."""
 
     width: int
     walkers: int
@@ -124,7 +124,7 @@ class ChunkTile:
         waves = ceil_div(max(1, blocks), device.units * resident)
         written = problem.tokens * problem.heads * problem.record_bytes
         memory = (problem.bytes + written) / (device.copy_gb_s * 1e3)
-        return device.boundary_us + max(waves * _CHUNK_US, memory)
+        return 2 * device.boundary_us + max(waves * _CHUNK_US, memory)
 
     def time(self, problem: ChunkProblem, device: Device) -> Timing:
         """The walk: a chain of chunks for each column, all heads and requests side by side."""

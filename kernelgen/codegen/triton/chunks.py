@@ -33,39 +33,45 @@ _CAPACITY = Given(Argument("capacity", "i32"), Constant(lambda s: s.tokens), "to
 def chunks_kernel(
     kernel: Kernel, choice: Choice, layout: StepLayout, why: tuple[str, ...] = ()
 ) -> GpuKernel:
-    """Two launches: what tokens of a chunk do to each other, then states from chunk to chunk."""
+    """Three launches: what tokens of a chunk do to each other, on the side of keys and values and
+    on that of queries, then states from chunk to chunk."""
     tile, region, roles = ChunkTile(**choice), kernel.match.region, kernel.match.roles
     assert isinstance(roles, ApartRoles)
     context = chunk_context(region, roles, layout)
     heads, values = context["heads"], context["values"]
 
     def tiles(sizes: Sizes) -> Grid:
-        return (heads, sizes.tokens // CHUNK + 2, 2)  # of keys and values, of queries
+        return (heads, sizes.tokens // CHUNK + 2, 1)
 
     def walks(sizes: Sizes) -> Grid:
         return (heads * ceil_div(values, tile.width), min(sizes.tokens, WALKERS), 1)
 
-    first = _launch(kernel, "chunks", header(kernel, why), context, tile)
-    told = [f"{kernel.name}, second launch: states from chunk to chunk"]
-    second = _launch(kernel, "walk", told, context, tile)
-    given = (*kernel_arguments(kernel), _CAPACITY)
-    sources = tuple(g.source for g in given)
-    return GpuKernel((GpuPass(first, sources, tiles), GpuPass(second, sources, walks)))
+    sources = tuple(g.source for g in (*kernel_arguments(kernel), _CAPACITY))
+    told = {
+        "keys": header(kernel, why),
+        "queries": [f"{kernel.name}, second launch: queries of a chunk"],
+        "walk": [f"{kernel.name}, third launch: states from chunk to chunk"],
+    }
+    passes = [
+        GpuPass(_launch(kernel, which, told[which], context, tile), sources, grid)
+        for which, grid in (("keys", tiles), ("queries", tiles), ("walk", walks))
+    ]
+    return GpuKernel(tuple(passes))
 
 
 def _launch(
     kernel: Kernel, which: str, told: list[str], context: dict[str, Any], tile: ChunkTile
 ) -> TritonUnit:
     given = (*kernel_arguments(kernel), _CAPACITY)
-    function = f"{kernel.name}_{which}"
+    function, walks = f"{kernel.name}_{which}", which == "walk"
     text = render(
-        f"triton/delta_{which}.py.j2",
+        f"triton/delta_{'walk' if walks else 'chunks'}.py.j2",
         name=function,
+        side=which,
         header=told,
         parameters=declared(given),
         **context,
     )
-    walks = which == "walk"
     tag = f"c{tile.width}_v{tile.walkers}_n{tile.stages}_w{tile.warps}"  # refused as one
     return TritonUnit(
         name=f"{function}_{tag}",

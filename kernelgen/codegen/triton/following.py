@@ -34,6 +34,9 @@ _PARTS = 16
 _EDITED = (1024, 512, 256)
 """logits that a block edits at a time: 2048 spill, with the assembler of Triton 3.7 1024 too (for
 sm_80)"""
+_MASKED = (WIDE, WIDE // 2, WIDE // 4)
+"""logits of a step of `keep_masks`: a vocabulary that 2048 divide needs no masks, is walked more at
+a time, and spills"""
 _POINTERS = {
     "token_ids": (Pointer.TOKEN_IDS, "*i32", "int32[T]"),
     "positions": (Pointer.POSITIONS, "*i32", "int32[T]"),
@@ -69,7 +72,7 @@ def following_kernels(
         REFINE: GpuKernel(
             (_edit(args, rules, vocabulary, refused), _choose(args, rules, vocabulary))
         ),
-        KEEP_MASKS: GpuKernel((_masks(args, rules, vocabulary),)),
+        KEEP_MASKS: GpuKernel((_masks(args, rules, vocabulary, refused),)),
         TELL: GpuKernel((_logprobs(args, rules, vocabulary),)),
     }
 
@@ -133,19 +136,26 @@ def _choose(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
     return _pass("refine_choose", text, _CHOOSE, lambda s: (blocks, s.capacity.rows, 1))
 
 
-def _masks(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+def _masks_text(columns: int) -> str:
+    return f"masked {columns}, warps {WARPS}"
+
+
+def _masks(args: ArgsLayout, rules: RulesLayout, vocabulary: int, refused: Set[str]) -> GpuPass:
+    legal = [columns for columns in _MASKED if _masks_text(columns) not in refused]
+    wide = legal[0] if legal else _MASKED[-1]
     text = render(
         "triton/masks.py.j2",
         name="keep_masks",
         header=["keep_masks: which tokens min-p, top-k and top-p have kept"],
         parameters=_parameters(_MASKS),
         vocabulary=vocabulary,
-        wide=WIDE,
+        wide=wide,
         out_words=mask_words(vocabulary),
         ids=MASK_IDS,
         words=_words(args, rules),
     )
-    return _pass("keep_masks", text, _MASKS, lambda s: (s.capacity.rows, 1, 1))
+    made = _pass("keep_masks", text, _MASKS, lambda s: (s.capacity.rows, 1, 1))
+    return replace(made, unit=replace(made.unit, tile=_masks_text(wide)))
 
 
 def _logprobs(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
