@@ -97,9 +97,12 @@ def _language(function: Any, unit: TritonUnit) -> tuple[Any, dict[str, str]]:
     types = {a.name: a.type for a in unit.signature}
     if not getattr(function, "is_gluon", lambda: False)():
         return ASTSource, types
+    from triton.experimental.gluon import language
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout
 
+    if not hasattr(language, "thread_barrier"):  # so it is called up to 3.6
+        language.thread_barrier = language.barrier
     for a in unit.signature:
         if a.block:
             bits = _LINE_BITS[a.type[len("tensordesc<") : a.type.index("[")]]

@@ -130,15 +130,26 @@ def named(match: Match, family: str) -> Kernel:
     return Kernel("tried", match, (*region.inputs, *outputs, *besides))
 
 
-def architectures() -> list[str]:
+@cache
+def all_architectures() -> tuple[str, ...]:
     """Every architecture that GPUs have kernels for, by listing: it is named nowhere else."""
     folder = Path(kernelgen.archs.__file__).parent
-    return sorted(p.parent.name for p in folder.glob("*/golden.plan"))
+    return tuple(sorted(p.parent.name for p in folder.glob("*/golden.plan")))
+
+
+@cache
+def architectures() -> tuple[str, ...]:
+    """Those of them that keep tokens alone, in pages of keys and values: no state of a request."""
+    return tuple(
+        name
+        for name in all_architectures()
+        if not any(group.per_request for group in tiny(name, BFLOAT16).schema.groups)
+    )
 
 
 def architecture_with(kind: str) -> str:
     """An architecture whose layers have an op of this kind."""
-    for name in architectures():
+    for name in all_architectures():
         if any(
             n.op.kind == kind for block in tiny(name, BFLOAT16).graph.blocks for n in block.nodes
         ):

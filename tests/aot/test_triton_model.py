@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fake_cuda import H200, FakeCuda
-from gpu_trials import architectures
+from gpu_trials import all_architectures
 from interpreted import InterpretedLibrary, Model, planned
 from kernelgen_runtime import LLM, SamplingParams
 from kernelgen_runtime.artifact.open import Artifact
@@ -91,7 +91,7 @@ def ids_of(count: int, vocab: int, seed: int) -> list[int]:
     return torch.randint(0, vocab, (count,), generator=generator).tolist()
 
 
-NAMES = architectures()
+NAMES = all_architectures()
 # float32 has the sharper bound; bfloat16 is planned otherwise.
 SUBJECTS = [*((name, "float32") for name in NAMES[:-1]), (NAMES[-1], "bfloat16")]
 
