@@ -64,7 +64,9 @@ def look_closely(key: object, match: Match, sizes: Sizes) -> None:
     family = match.family
     assert isinstance(family, TritonFamily)
     space = space_of(match, sizes, DEVICE)
-    assert not isinstance(space, Refusal), (key, space)
+    if isinstance(space, Refusal):  # states of requests cannot be made up for a measurement
+        assert "what layers keep between steps" in space.reason, (key, space)
+        return
     choices = [dict(point.choice) for point in space.points]
     assert dict(space.best) in choices and len(choices) > 1, key
     assert space.looked_at >= len(choices)

@@ -13,6 +13,7 @@ from kernelgen.codegen.step_args import args_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.codegen.triton.kernels import StepLayout
 from kernelgen.ir.graph import Block, Node, Role
+from kernelgen.ir.op import Trait
 from kernelgen.planner.caches import CacheGroup, CacheSchema
 from kernelgen.planner.family import Match
 from kernelgen.planner.network import Network, Region
@@ -56,7 +57,8 @@ def _digest(match: Match, extras: tuple[str, ...], choice: Mapping[str, int]) ->
     region = neutral.region
     outputs = [o for o in region.outputs if region.value(o).role is not Role.STATE]
     signature = (*region.inputs, *outputs, *extras)
-    made = gpu_kernel(Kernel(_NAME, neutral, signature), choice, _layout())
+    layout = _layout(bool(region.with_trait(Trait.SCAN)))
+    made = gpu_kernel(Kernel(_NAME, neutral, signature), choice, layout)
     content = [line for launch in made.passes for line in _told(launch.unit)]
     return hashlib.sha256("\n".join(content).encode()).hexdigest()
 
@@ -91,9 +93,10 @@ def _code(lines: Iterable[str]) -> Iterator[str]:
 
 
 @cache
-def _layout() -> StepLayout:
+def _layout(has_states: bool) -> StepLayout:
     """A cache and arguments of no model in particular."""
-    pages = CacheSchema(1 << 20, (CacheGroup("full_0", None, (0,)),), {})
+    state_bytes = 1 << 20 if has_states else 0
+    pages = CacheSchema(1 << 20, (CacheGroup("full_0", None, (0,)),), {}, state_bytes)
     return StepLayout(pages, args_layout(pages, 8192, MAX_ROWS, 1 << 15))
 
 
