@@ -178,6 +178,7 @@ def test_the_library_computes_what_the_references_mean(model: Model) -> None:
 
 
 @pytest.mark.row("R-127")
+@pytest.mark.row("R-136")
 @pytest.mark.parametrize("cut", [16, 32])
 def test_a_state_left_on_the_way_gives_the_bits_of_the_whole(model: Model, cut: int) -> None:
     """40 tokens at once keep the state at a boundary; another request goes on from there."""
@@ -221,6 +222,37 @@ def test_a_step_that_runs_again_leaves_states_alone(model: Model) -> None:
     more = {"ids": [5], "start": 20, "table": [1, 2], "state": (1, 0)}
     first, second = (session.step(more)[0] for _ in range(2))
     assert torch.equal(first, second) and torch.equal(session.states, kept)
+
+
+@pytest.mark.row("R-102")
+@pytest.mark.parametrize("accepted", range(5))
+@pytest.mark.parametrize("known", [14, 15, 20], ids=str)
+def test_rejected_drafts_leave_no_trace(model: Model, known: int, accepted: int) -> None:
+    """Four drafts are checked in a step that leaves no state; the next one takes what is accepted.
+
+    Rows of rejected drafts stay in the pages of latent attention until the true tokens come.
+    """
+    ids, drafts = ids_of(known + 9), ids_of(4, 7)
+    right = ids[: known + 1 + accepted]
+    drafts[:accepted] = right[known + 1 :]
+
+    def row(start: int, tokens: list[int], before: int, after: int) -> dict:
+        return {"ids": tokens, "start": start, "table": [1, 2, 3], "state": (before, after)}
+
+    outcomes = []
+    for drafted in (False, True):
+        session = Session(model)
+        session.step(row(0, ids[:known], 0, 1))
+        if drafted:
+            kept = session.states.clone()
+            (checked,) = session.step(row(known, [ids[known], *drafts], 1, 0))
+            assert torch.equal(session.states, kept)
+        (taken,) = session.step(row(known, right[known:], 1, 2))
+        (after,) = session.step(row(len(right), ids[len(right) :][:3], 2, 2))
+        outcomes.append((taken, after, session.states[2].clone()))
+    assert torch.equal(checked[: len(right) - known], outcomes[0][0])
+    for never, rolled_back in zip(*outcomes, strict=True):
+        assert torch.equal(never, rolled_back)
 
 
 def test_pages_that_cannot_be_are_refused(model: Model) -> None:
