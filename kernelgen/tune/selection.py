@@ -24,7 +24,7 @@ _MAJOR: Mapping[str, tuple[str, ...]] = {
     "gemm_tma": ("rows", "outputs", "warps"),
     "packed": ("rows", "outputs", "warps"),
     "gemv_packed": ("outputs", "depth"),
-    "attention_decode": ("splits", "tokens", "least"),
+    "attention_decode": ("splits", "tokens", "least", "cluster"),
     "attention_prefill": ("rows", "tokens", "warps"),
     "rows": ("rows", "warps"),
     "sample": ("parts", "columns"),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import product
 from typing import Any
 
 _BARRIER, _SIZE, _SEND, _SENT = "barrier.cluster.", "%dynamic_smem_size", "mapa.", "ld.shared."
@@ -23,16 +25,21 @@ def run_clusters(
     exchange_bytes: int,
     interpreter: Any,
 ) -> None:
-    """Run all blocks of a grid, `size` neighbours at a time. `exchange_bytes`: of each block."""
+    """Run all blocks of a grid, `size` neighbours in x at a time. `exchange_bytes`: of each."""
     builder = interpreter.interpreter_builder
     builder.set_grid_dim(*grid)
-    for first in range(0, grid[0], size):
-        cluster = _Cluster(size, exchange_bytes, lambda x: builder.set_grid_idx(x, 0, 0), first)
+    for first, y, z in product(range(0, grid[0], size), range(grid[1]), range(grid[2])):
+        at = partial(_at, builder, y, z)
+        cluster = _Cluster(size, exchange_bytes, at, first)
         _RUNNING.append(cluster)
         try:
             cluster.run(lambda: function(**arguments))
         finally:
             _RUNNING.pop()
+
+
+def _at(builder: Any, y: int, z: int, x: int) -> None:
+    builder.set_grid_idx(x, y, z)
 
 
 def cluster_assembly(text: str, values: list[Any]) -> Any:
@@ -46,9 +53,12 @@ def cluster_assembly(text: str, values: list[Any]) -> Any:
     if _SIZE in text:
         return np.array([_RUNNING[-1].exchange_bytes], np.int32)
     if _SEND in text:
-        place, block, value = values
+        place, block, value, *wanted = values
+        if wanted:
+            kept = wanted[0] != 0
+            place, block, value = place[kept], block[kept], value[kept]
         _RUNNING[-1].send(place, block, value)
-        return np.zeros(place.shape, np.int32)
+        return np.zeros(values[0].shape, np.int32)
     if text.startswith(_SENT):
         return _RUNNING[-1].sent(values[0])
     return None

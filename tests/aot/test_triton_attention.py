@@ -19,7 +19,7 @@ from kernelgen.planner.network import Region
 from kernelgen.verify.scenario import Scenario, scenarios
 
 W = 20
-DECODE = {"tokens": 32, "splits": 1, "least": 32, "stages": 2, "warps": 4}
+DECODE = {"tokens": 32, "splits": 1, "least": 32, "stages": 2, "warps": 4, "cluster": 1}
 PREFILL = {"rows": 32, "tokens": 32, "stages": 2, "warps": 1}
 SHAPES = (
     Shape(),
@@ -84,6 +84,19 @@ def test_splits_with_and_without_work(splits: int, least: int) -> None:
     scenario = steps("decode", (300, 1), (16, 1), (0, 1), (255, 1))
     choice = {**DECODE, "tokens": 16, "splits": splits, "least": least}
     assert not _problems(shape, "decode", scenario, choice)
+
+
+@pytest.mark.parametrize(
+    "shape", (Shape(2, 1, 32, dtype=FLOAT32), *SHAPES[2:4], *SHAPES[5:9]), ids=str
+)
+@pytest.mark.parametrize(
+    "cluster, splits, least", [(2, 2, 16), (4, 4, 64), (4, 8, 16), (2, 16, 16)]
+)
+def test_clusters_merge(shape: Shape, cluster: int, splits: int, least: int) -> None:
+    """Parts of one block, of one cluster, and of several that the last one merges; idle blocks."""
+    scenario = steps("decode", (300, 1), (16, 1), None, (0, 1), (255, 1), (40, 1))
+    tile = {"tokens": 16, "splits": splits, "least": least, "cluster": cluster}
+    assert not _problems(shape, "decode", scenario, {**DECODE, **tile})
 
 
 def test_padding_rows_are_zeroed_and_requests_without_a_token_are_passed_over() -> None:

@@ -240,12 +240,12 @@ def test_sizes_that_do_not_divide_are_masked_and_told() -> None:
 def test_splits_of_attention_fill_the_machine_and_find_work() -> None:
     problem = DecodeProblem(1, 32, 8, 128, 16, 1024, False, 0, 0, True, 1 << 22, 1 << 20)
     for splits, legal in ((1, False), (8, False), (16, True), (64, True)):
-        tile = DecodeTile(tokens=64, splits=splits, least=64, stages=2, warps=4)
+        tile = DecodeTile(tokens=64, splits=splits, least=64, stages=2, warps=4, cluster=1)
         assert (tile.problems(problem, H200) == ()) is legal
-    assert DecodeTile(64, 64, 64, 2, 4).parts(problem) == 16  # 1,024 entries in steps of 64
+    assert DecodeTile(64, 64, 64, 2, 4, 1).parts(problem) == 16  # 1,024 entries in steps of 64
     window = replace(problem, visible=128, window=True)
-    assert DecodeTile(64, 2, 64, 2, 4).problems(window, H200) == ()
-    assert DecodeTile(64, 4, 64, 2, 4).problems(window, H200)  # 128 entries are two steps of 64
+    assert DecodeTile(64, 2, 64, 2, 4, 1).problems(window, H200) == ()
+    assert DecodeTile(64, 4, 64, 2, 4, 1).problems(window, H200)  # 128 entries are two steps of 64
 
 
 def test_more_rows_than_a_family_takes() -> None:

@@ -45,6 +45,9 @@ _NEW_ROW_US = 0.8
 """the row that this step brings: its norm, its scores, its way into the cache"""
 _LEAST_HEADS = 16  # the short side of a tensor core product
 _MOST_SPLITS = 64
+_EXCHANGE_US = 0.8
+"""results into the memory of a neighbour in the cluster, a barrier, and their sums"""
+_CLUSTERS = (1, 8, 4, 2)
 COPIES = 4
 """of the logarithm of a denominator: as many as a thread merges columns at a time"""
 _FULL = 0.9
@@ -113,8 +116,10 @@ class DecodeTile:
     """A block reads one of at most `splits` equal parts of one cache head of one request, `tokens`
     entries a step, `least` entries or more.
 
-    How many parts a request really has follows from its length; blocks without one leave. The last
-    block of a cache head to finish merges the parts: a short context has one and no merge.
+    How many parts a request really has follows from its length; blocks without one leave. The
+    `cluster` blocks beside each other merge their parts through shared memory, each some of the
+    columns; of more blocks the last one of a cache head to finish merges what there is. A short
+    context has one part and no merge.
     """
 
     tokens: int
@@ -122,6 +127,7 @@ class DecodeTile:
     least: int
     stages: int
     warps: int
+    cluster: int
 
     def part(self, problem: DecodeProblem) -> int:
         """Entries of one block, whole steps."""
@@ -139,14 +145,27 @@ class DecodeTile:
         heads, width = max(_LEAST_HEADS, problem.group), next_power_of_two(problem.width)
         step = self.tokens * 2 * width * problem.cache_bits // 8
         held = (heads * width + 1.5 * heads * self.tokens + step / 4) / (self.warps * WARP)
-        shared = self.stages * step + heads * width * 4
+        shared = self.stages * step + heads * width * 4 + self.exchange_bytes(problem)
         return Footprint(self.warps, frame_registers(held + 24), shared)
 
+    def exchange_bytes(self, problem: DecodeProblem) -> int:
+        """Shared memory for a block's own columns and the denominators of its cluster, float32."""
+        if self.cluster == 1:
+            return 0
+        lanes = next_power_of_two(problem.group)
+        return 4 * lanes * (next_power_of_two(problem.width) + self.cluster)
+
     def problems(self, problem: DecodeProblem, device: Device) -> tuple[str, ...]:
-        """Limits of the block, a step longer than what is read, splits without work, and too few
-        blocks for a long context.
+        """Limits of the block and of clusters, a step longer than what is read, splits without
+        work, and too few blocks for a long context.
         """
         found = list(self.footprint(problem).problems(device))
+        if self.cluster not in _CLUSTERS or self.splits % self.cluster:
+            found.append(f"clusters of {self.cluster} blocks for {self.splits} splits")
+        if self.cluster > 1 and not device.has("cluster"):
+            found.append(f"{device.sm_name} has no clusters")
+        if next_power_of_two(problem.width) < COPIES * self.cluster:
+            found.append(f"{problem.width} columns for {self.cluster} blocks to merge")
         if self.tokens > max(2 * PAGE, next_power_of_two(problem.visible)):
             found.append(f"a step is longer than the {problem.visible} visible entries")
         cache_heads = problem.requests * problem.kv_heads
@@ -163,16 +182,23 @@ class DecodeTile:
 
     def partial_bytes(self, problem: DecodeProblem) -> int:
         """float32 results of all splits and the logarithms of their denominators."""
-        if self.splits == 1:
+        if self.splits == self.cluster:
             return 0
-        return problem.requests * problem.heads * self.splits * (problem.width + COPIES) * 4
+        columns = self.splits // self.cluster * problem.width + self.splits * COPIES
+        return problem.requests * problem.heads * columns * 4
 
     def merge_us(self, problem: DecodeProblem) -> float:
-        """The last block draws its ticket and reads all parts of its heads."""
-        if self.parts(problem) == 1:
+        """The exchange in a cluster; the last block draws its ticket and reads the parts of its
+        columns.
+        """
+        parts = self.parts(problem)
+        if parts == 1:
             return 0.0
-        size = self.parts(problem) * problem.group * (problem.width + COPIES) * 4
-        return TICKET_US + size / (UNIT_GB_S * 1e3)
+        exchange = _EXCHANGE_US if self.cluster > 1 else 0.0
+        if parts <= self.cluster:
+            return exchange
+        size = ceil_div(parts, self.cluster) * problem.group * (problem.width + COPIES) * 4
+        return exchange + TICKET_US + size / self.cluster / (UNIT_GB_S * 1e3)
 
     def time(self, problem: DecodeProblem, device: Device) -> Timing:
         """Pages from memory once. Every split prepares the query again; the last one also stores
@@ -220,7 +246,9 @@ def space() -> Iterator[DecodeTile]:
             for stages in (2, 1, 3):
                 for warps in (4, 8, 2):
                     for steps in (1, 2, 4):
-                        yield DecodeTile(tokens, splits, steps * tokens, stages, warps)
+                        for cluster in _CLUSTERS:
+                            least = steps * tokens
+                            yield DecodeTile(tokens, splits, least, stages, warps, cluster)
 
 
 @lru_cache(maxsize=1024)
@@ -262,13 +290,14 @@ def quote_decode(
     parts = tile.parts(problem)
     how = "one block reads all entries of a cache head"
     if parts > 1:
-        how = f"{parts} blocks of {tile.part(problem)} entries, the last one of a cache head merges"
+        who = "a cluster" if parts <= tile.cluster else "the last one of a cache head"
+        how = f"{parts} blocks of {tile.part(problem)} entries, {who} merges"
     return Quote(
         best=found,
         bytes=problem.bytes,
         flops=problem.flops,
         problem=problem,
         scratch_bytes=max(LEAST_BYTES, tile.partial_bytes(problem)),
-        counters=problem.requests * problem.kv_heads,
+        counters=problem.requests * problem.kv_heads * tile.cluster,
         notes=(how, f"up to {tile.splits} blocks a cache head in longer contexts"),
     )

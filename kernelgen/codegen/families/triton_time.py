@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from kernelgen.codegen.families.triton_block import Footprint, ceil_div
@@ -29,6 +30,15 @@ COLD_US = LATENCY_US + NEAR_LATENCY_US
 with its start"""
 _SOFTNESS = 3
 """exponent by which the two limits of loads add up: near saturation latency grows"""
+# Fitted to 649 tiles of one-row products of five models on one H200 (2026-12-01).
+_WAVE_SOFTNESS = 1.43
+"""the same for one wave of blocks"""
+_START_US = 0.27
+"""beyond the boundary"""
+_BETWEEN_US = 1.14
+"""from one wave of blocks to the next"""
+_EXPOSED = 1.8
+"""how much longer rounds are in a wave that leaves multiprocessors partly idle"""
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,9 @@ class Grid:
     lead_us: float = 0.0
     """what a block does between the wait and its loop, beyond one load (which the boundary
     contains)"""
+    chain_us: float | None = None
+    """all rounds of one block, where blocks are so alike that a last wave of few takes as long as a
+    full one; None: waves run into each other"""
     tail_us: float = 0.0
     """what a block does after its loop, beyond one sum and one store; nothing hides that of the
     last block"""
@@ -109,8 +122,12 @@ def timing(grid: Grid, demand: Demand, device: Device) -> Timing:
     through = max(demand.cache_bytes, demand.memory_bytes) / device.units / 1e3
     vector = crowding / (device.tflops_for("float32") / 2 * VECTOR_SHARE * 1e6)
     memory = demand.memory_bytes / (bandwidth * 1e3)
-    latency = _latency(grid, resident, device)
-    loads = (memory**_SOFTNESS + latency**_SOFTNESS) ** (1 / _SOFTNESS)
+    if grid.chain_us is None:
+        latency = _latency(grid, resident, device)
+        loads = (memory**_SOFTNESS + latency**_SOFTNESS) ** (1 / _SOFTNESS)
+    else:
+        latency = ceil_div(grid.blocks, device.units * resident) * grid.chain_us
+        loads = _waves(grid.chain_us, memory, grid.blocks / (device.units * resident))
     hidden = {
         "memory": loads if memory >= latency else memory,
         "latency": loads if latency > memory else latency,
@@ -138,6 +155,16 @@ def _latency(grid: Grid, resident: int, device: Device) -> float:
     loads = ceil_div(grid.steps, grid.in_flight) * LATENCY_US
     chain = max(loads, LATENCY_US + grid.steps * grid.step_us)
     return waves * chain + (waves - 1) * (grid.lead_us + grid.tail_us + REDUCE_US) - LATENCY_US
+
+
+def _waves(chain_us: float, memory_us: float, waves: float) -> float:
+    """Full waves, then what is left of the blocks: each is as long as its bytes or its chain."""
+    full, rest = divmod(waves, 1.0)
+    total = _START_US + max(0.0, full - 1) * _BETWEEN_US
+    for share, rounds in ((full / waves, full), (rest / waves, _EXPOSED * math.ceil(rest))):
+        bytes_us, loads_us = memory_us * share, rounds * chain_us
+        total += (bytes_us**_WAVE_SOFTNESS + loads_us**_WAVE_SOFTNESS) ** (1 / _WAVE_SOFTNESS)
+    return total + _BETWEEN_US * (full >= 1 and rest > 0)
 
 
 def boundary(device: Device) -> str:

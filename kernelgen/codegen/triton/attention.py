@@ -41,18 +41,23 @@ def decode_kernel(
     tile, context = DecodeTile(**choice), decode_context(kernel, layout.cache, layout.args)
 
     def grid(sizes: Sizes) -> Grid:
-        return (context["kv_heads"], tile.splits, sizes.tokens)
+        return (tile.splits, context["kv_heads"], sizes.tokens)
 
+    lanes, wide = context["lanes"], context["wide"]
+    merged, columns = tile.splits // tile.cluster, lanes * wide // tile.cluster
     constants = {
         "TOKENS": tile.tokens,
         "SPLITS": tile.splits,
         "LEAST": tile.least,
-        "CHUNK": min(
-            _MERGED_AT_ONCE // (context["lanes"] * context["wide"]), next_power_of_two(tile.splits)
-        ),
+        "CHUNK": min(_MERGED_AT_ONCE // columns, next_power_of_two(merged)),
     }
+    exchange = 4 * lanes * (wide + tile.cluster) if tile.cluster > 1 else 0
+    context["clusters"] = tile.cluster > 1
+    if exchange:
+        constants |= {"CLUSTER": tile.cluster, "EXCHANGE": exchange}
     # The page numbers of a step are loaded half of the stages ahead of its keys and values.
     unit = _unit(kernel, choice, context, why, constants, tile.warps, 2 * tile.stages + 1)
+    unit = replace(unit, cluster=tile.cluster, exchange_bytes=exchange)
     return GpuKernel((GpuPass(unit, tuple(g.source for g in kernel_arguments(kernel)), grid),))
 
 
@@ -168,6 +173,7 @@ def decode_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> dict
     program = TileProgram(region, _frame(Mask(inside), inside, "head"), known=_POSITION)
     context["q"] = program.value(roles.anchor.inputs[0])
     context["copies"] = COPIES
+    context["masked_sends"] = True
     context["keys"] = roles.insert is not None
     if roles.insert:
         program = replace(program, frame=_frame(newest, inside, "kv_head"), names={})
