@@ -8,7 +8,7 @@ from pathlib import Path
 from kernelgen.core.resources import runtime_dir
 from kernelgen.verify.built import Built
 from kernelgen.verify.checks import Check, faults
-from kernelgen.verify.supervisor import Child
+from kernelgen.verify.child import Child
 
 RUN_SECONDS = 600.0
 _SUBJECT = "what follows a step"
