@@ -13,6 +13,7 @@ from kernelgen.core.errors import UnsupportedError
 from kernelgen.verify.built import Built
 from kernelgen.verify.checks import Callback, Check, faults
 from kernelgen.verify.child import Under
+from kernelgen.verify.following import check_following
 from kernelgen.verify.gpu import BARE
 from kernelgen.verify.supervisor import Watch, kernel_names
 from kernelgen.verify.worker import WATCHED
@@ -31,7 +32,7 @@ _RULE = re.compile(r"^=+ ?")
 def check_watched(
     built: Built, isa: str, tool: str, progress: Callback | None = None
 ) -> tuple[Check, ...]:
-    """Every kernel, and a step of every plan, launched once under a tool of compute-sanitizer.
+    """Every kernel, a step of every plan and what follows steps under a tool of compute-sanitizer.
 
     `isa`: the library. Raises `UnsupportedError` where the program is not installed.
     """
@@ -43,6 +44,7 @@ def check_watched(
         logged = Logged(program, tool, Path(folder), more)
         watch = Watch(0, len(names), f" [{tool}]", progress, under=logged, flags=(WATCHED,))
         checks = watch.run(built.folder, isa, names)
+        checks += check_following(built, None, logged)
         return (*checks, told(tool, logged.texts(), len(names)))
 
 

@@ -86,20 +86,24 @@ def test_a_tool_around_the_worker(
     names = kernel_names(built)
     lines = [{}, *({"kernel": n, "checks": []} for n in names)]
     (tmp_path / "lines").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    law = {"what": "refine", "cases": 3, "wrong": 0, "error": 0.0, "first": ""}
+    (tmp_path / "laws").write_text(json.dumps(law) + "\n")
     script = (
         f'echo "$PYTORCH_NO_CUDA_MEMORY_CACHING $*" >> {tmp_path}/called\n'
         'for a; do [ "$b" = --log-file ] && log="$a"; b="$a"; done\n'
-        f'echo "========= ERROR SUMMARY: 2 errors" > "$log"; cat {tmp_path}/lines'
+        f'echo "========= ERROR SUMMARY: 2 errors" > "$log"\n'
+        f'case "$*" in *--watched*) cat {tmp_path}/lines;; *--eager) cat {tmp_path}/laws;; esac'
     )
     compiler(tmp_path / sanitizer.PROGRAM, script)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (check,) = check_watched(built, "sm_90", "memcheck")
-    assert (check.error, check.cases, check.what) == (2, len(names), "memcheck")
+    followed, check = check_watched(built, "sm_90", "memcheck")
+    assert (followed.what, followed.cases, followed.passed) == ("refine", 3, True)
+    assert (check.error, check.cases, check.what) == (4, len(names), "memcheck")  # of two children
     called = (tmp_path / "called").read_text()
     assert called.startswith("1 --tool memcheck --kernel-regex-exclude kns=native")
     assert f"--watched {built.folder} sm_90 {names[0]}" in called
     check_watched(built, "sm_90", "racecheck")
-    assert (tmp_path / "called").read_text().splitlines()[1].startswith(" --tool racecheck")
+    assert (tmp_path / "called").read_text().splitlines()[2].startswith(" --tool racecheck")
 
 
 def test_a_hang_under_a_tool_ends_both(tmp_path: Path) -> None:
