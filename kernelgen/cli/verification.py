@@ -81,6 +81,34 @@ def verify_build(
     return Report(name, built.manifest["target"], dtype, True, checks, notes)
 
 
+def sanitize_build(
+    folder: Path,
+    target: str,
+    tools: tuple[str, ...],
+    *,
+    progress: Callable[[Any], None] | None = None,
+) -> Report:
+    """Launches a GPU build's kernels under tools of compute-sanitizer; nothing is compared.
+
+    Raises `UnsupportedError` where the program or the target's GPU is not here.
+    """
+    from kernelgen.verify.built import read_build
+    from kernelgen.verify.sanitizer import check_watched, find_sanitizer
+
+    device = parse_target(target)
+    if device.is_cpu:
+        raise UsageError("watches kernels of GPUs", where="--sanitizer", hint="--target sm_90")
+    built = read_build(folder, target)
+    find_sanitizer()
+    _check_device(target)
+    checks: tuple[Check, ...] = ()
+    for tool in tools:
+        checks += check_watched(built, device.sm_name, tool, progress)
+    name, dtype = built.manifest["name"], built.manifest["activation_dtype"]
+    notes = ("launched, not compared with references",)
+    return Report(name, built.manifest["target"], dtype, True, checks, notes)
+
+
 def _check_device(target: str) -> None:
     """Said before anything is built."""
     from kernelgen.verify.gpu import check_gpu

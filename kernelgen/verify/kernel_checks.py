@@ -32,7 +32,7 @@ def check_kernel(
     args, by_plan = built.manifest["args"], where.promises.by_plan
     positions = min(args["max_pages"] * 16, built.manifest["model"]["max_positions"])
     steps = planned_scenarios if by_plan else scenarios
-    for layer in _layers(built, kernel):
+    for layer in layers_of(built, kernel):
         for use in kernel.uses:
             trial = Trial(built, kernel, layer, use, library, where)
             for scenario in steps(use.phase, positions, use.size):
@@ -43,7 +43,7 @@ def check_kernel(
     return [worst(checks) for checks in found.values()]
 
 
-def _layers(built: Built, kernel: BuiltKernel) -> tuple[int | None, ...]:
+def layers_of(built: Built, kernel: BuiltKernel) -> tuple[int | None, ...]:
     """The last layer of the first group that the kernel serves and the first of the last one."""
     if not kernel.has_cache:
         return (None,)

@@ -13,9 +13,9 @@ from kernelgen.core.errors import UsageError
 from kernelgen.core.resources import runtime_dir
 from kernelgen.verify.built import Built
 from kernelgen.verify.checks import Callback, Check, Progress, faults, worst
+from kernelgen.verify.child import Child
 from kernelgen.verify.model_bounds import LogitBound, logit_bound
 from kernelgen.verify.model_cases import Case, Floats, read_logits, write_prompts
-from kernelgen.verify.supervisor import Child
 
 CHUNKS = (1, 7, 16)
 """one token a step, across page edges, exactly a page"""

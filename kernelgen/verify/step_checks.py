@@ -57,14 +57,14 @@ def _step(trial: StepTrial, plan: Use, scenario: Scenario, content: Any) -> Iter
     clean = trial.run(plan, scenario, content, poisoned=False)
     eager = trial.run(plan, scenario, content, poisoned=True)
     runs = [clean, eager]
-    yield _finite(eager, where)
+    yield finite(eager, where)
     differ = "logits and ids that differ"
     text = f"{where}: {differ} where unused memory is NaN"
     yield faults(STEP, "poison", 1, clean.differs(eager), text)
     if plan.phase == "decode":
         replayed = trial.run(plan, scenario, content, poisoned=True, recorded=True)
         runs.append(replayed)
-        count = eager.differs(replayed) + _bytes_that_differ(eager, replayed)
+        count = eager.differs(replayed) + eager.cache_differs(replayed)
         yield faults(STEP, "replay", 1, count, f"{where}: {differ} in a replay, or cached bytes")
     unread = trial.run(plan, scenario, content, poisoned=True, asked=False)
     count = eager.choices_differ(unread)
@@ -73,17 +73,13 @@ def _step(trial: StepTrial, plan: Use, scenario: Scenario, content: Any) -> Iter
     yield faults(STEP, "memory", len(runs) + 1, len(damage), f"{where}: {damage[:1]}")
 
 
-def _finite(taken: Taken, where: str) -> Check:
+def finite(taken: Taken, where: str) -> Check:
     """Logits and ids that nobody wrote, or that no vocabulary has."""
     import torch
 
     wild = int((~torch.isfinite(taken.logits)).sum())
     ids = int(((taken.sampled < -1) | (taken.sampled >= taken.logits.shape[-1])).sum())
     return faults(STEP, "finite", 1, wild + ids, f"{where}: logits or ids that are none")
-
-
-def _bytes_that_differ(a: Taken, b: Taken) -> int:
-    return int((a.pool != b.pool).sum())
 
 
 def check_prepare(built: Built, library: KernelLibrary, where: Place, note: Note) -> list[Check]:

@@ -11,13 +11,12 @@ import numpy as np
 
 from kernelgen.verify.arguments import UNWRITTEN, Ids, Tables, block_tables, token_ids, write_args
 from kernelgen.verify.built import Built, Use
-from kernelgen.verify.cache_pool import dense_cache, write_layer
 from kernelgen.verify.compare import different
 from kernelgen.verify.evaluate import table_tensor
 from kernelgen.verify.library import KernelLibrary
-from kernelgen.verify.operands import cache_place
 from kernelgen.verify.place import Buffer, Place
 from kernelgen.verify.scenario import Scenario
+from kernelgen.verify.step_cache import step_pool, step_states, untouchable
 
 _SEED = 17
 
@@ -30,7 +29,9 @@ class Taken:
     sampled: Any
     last_sampled: Any
     pool: Any
-    damage: tuple[str, ...]
+    states: Any
+    """None where the model carries none"""
+    damage: list[str]
 
     def choices_differ(self, other: Taken) -> int:
         """Ids that are not the same."""
@@ -41,6 +42,11 @@ class Taken:
     def differs(self, other: Taken) -> int:
         """Logits and ids whose bits are not the same."""
         return different(self.logits, other.logits) + self.choices_differ(other)
+
+    def cache_differs(self, other: Taken) -> int:
+        """Bytes of the cache and of states that are not the same."""
+        count = different(self.pool, other.pool)
+        return count + (0 if self.states is None else different(self.states, other.states))
 
 
 class StepTrial:
@@ -57,7 +63,10 @@ class StepTrial:
         rng = np.random.default_rng(_SEED)
         tables = block_tables(widest, self.built.groups, rng)
         ids = token_ids(widest, self.built.manifest["model"]["vocab"], rng)
-        return Content(tables, ids, {p: self._pool(widest, tables, p) for p in (False, True)})
+        kinds = (False, True)
+        pools = {p: step_pool(self.built, widest, tables, self.where, p) for p in kinds}
+        states = {p: step_states(self.built, widest, p) for p in kinds}
+        return Content(tables, ids, pools, states)
 
     def run(
         self,
@@ -90,6 +99,8 @@ class StepTrial:
             "cache": content.pools[poisoned],
             "last_sampled": torch.from_numpy(ids.last_sampled),
         }
+        if (states := content.states[poisoned]) is not None:
+            contents["states"] = states
         buffers = self._buffers(use, contents, poisoned)
         args = buffers["args"].tensor
 
@@ -105,7 +116,12 @@ class StepTrial:
         else:
             step()
         self.where.wait()
-        return self._taken(buffers, len(scenario.logit_tokens))
+        taken = self._taken(buffers, len(scenario.logit_tokens))
+        if states is not None and taken.states is not None:
+            kept = untouchable(scenario)
+            if different(taken.states[kept], states[kept]):
+                taken.damage.append("states: the null page or one of a padding row was written")
+        return taken
 
     def _taken(self, buffers: Mapping[str, Buffer], count: int) -> Taken:
         damage = [
@@ -120,7 +136,8 @@ class StepTrial:
             sampled=buffers["sampled"].content[:count],
             last_sampled=buffers["last_sampled"].content,
             pool=buffers["cache"].content,
-            damage=tuple(damage),
+            states=buffers["states"].content if "states" in buffers else None,
+            damage=damage,
         )
 
     def _buffers(self, use: Use, contents: Mapping[str, Any], poisoned: bool) -> dict[str, Buffer]:
@@ -152,21 +169,6 @@ class StepTrial:
             else:
                 buffer.tensor.fill_(0xFF if name == "workspace" else -7)
 
-    def _pool(self, scenario: Scenario, tables: Tables, poisoned: bool) -> Any:
-        """Random keys and values of every layer where a step may read; elsewhere zeros or NaN."""
-        import torch
-
-        made = torch.Generator().manual_seed(_SEED)
-        size = (tables.pages, self.built.manifest["cache"]["page_bytes"])
-        pool = torch.full(size, 0xFF if poisoned else 0, dtype=torch.uint8)
-        pool[0] = 0
-        for layer in self.built.layers:
-            kernel = next(k for k in self.built.kernels if k.has_cache and layer in k.layers)
-            place = cache_place(self.built, kernel, layer, self.where)
-            cache = dense_cache(scenario, place, new=False, generator=made)
-            write_layer(pool, scenario, place, tables, cache)
-        return pool
-
 
 @dataclass(frozen=True)
 class Content:
@@ -176,6 +178,8 @@ class Content:
     ids: Ids
     pools: Mapping[bool, Any]
     """the cache: poisoned or not"""
+    states: Mapping[bool, Any]
+    """likewise what requests carry, None where they carry nothing"""
 
 
 def _weights(built: Built, where: Place) -> Iterator[tuple[str, Any]]:

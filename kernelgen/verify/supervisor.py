@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import queue
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import kernelgen
 from kernelgen.core.errors import KernelgenError
 from kernelgen.verify.built import Built
 from kernelgen.verify.checks import Callback, Check, Progress, faults
+from kernelgen.verify.child import Child, Under
 from kernelgen.verify.library import PREPARE
 from kernelgen.verify.model_bounds import TINY_PARAMETERS
 from kernelgen.verify.step_checks import STEP
@@ -49,26 +43,35 @@ def check_kernels(
     if unknown or not chosen:
         text = f"no library for {', '.join(unknown) or 'this machine'} that can run here"
         raise KernelgenError(text, where=str(built.folder), allowed=", ".join(libraries) or "none")
-    besides = (PREPARE, STEP) if built.on_gpu else ()
-    known = [*(k.name for k in built.kernels if k.stands_alone), *besides]
-    names = [name for name in known if kernels is None or name in kernels]
+    names = [name for name in kernel_names(built) if kernels is None or name in kernels]
     found: list[Check] = []
     for n, isa in enumerate(chosen):
         tag = f" [{isa}]" if len(chosen) > 1 else ""
-        watch = _Watch(n * len(names), len(chosen) * len(names), tag, progress, step_seconds)
+        watch = Watch(n * len(names), len(chosen) * len(names), tag, progress, step_seconds)
         found += watch.run(built.folder, isa, names)
     return tuple(found)
 
 
+def kernel_names(built: Built) -> list[str]:
+    """What a worker checks one by one: kernels that stand alone, and of a GPU whole steps."""
+    besides = (PREPARE, STEP) if built.on_gpu else ()
+    return [*(k.name for k in built.kernels if k.stands_alone), *besides]
+
+
 @dataclass
-class _Watch:
-    """The kernels of one library; `at` is the progress when they begin."""
+class Watch:
+    """The kernels of one library; `at` is the progress when they begin.
+
+    `under`: what runs the workers. `flags`: what they are told besides.
+    """
 
     at: int
     total: int
     tag: str
     progress: Callback | None
-    step_seconds: float
+    step_seconds: float = STEP_SECONDS
+    under: Under = field(default_factory=Under)
+    flags: tuple[str, ...] = ()
     checks: list[Check] = field(default_factory=list)
 
     def run(self, folder: Path, isa: str, names: Sequence[str]) -> list[Check]:
@@ -81,7 +84,8 @@ class _Watch:
     def _child(self, arguments: Sequence[str]) -> int:
         """Runs one child until it ends; returns how many kernels are dealt with."""
         names, done, step = arguments[2:], 0, "start"
-        with Child(["-m", "kernelgen.verify.worker", *arguments]) as child:
+        command = ["-m", "kernelgen.verify.worker", *self.flags, *arguments]
+        with Child(command, under=self.under) as child:
             for line in child.lines(self.step_seconds, START_SECONDS):
                 message = json.loads(line)
                 if not message:
@@ -110,88 +114,3 @@ class _Watch:
         self.at += 1
         if self.progress is not None:
             self.progress(Progress(self.at, self.total, name + self.tag))
-
-
-class Child:
-    """A Python child of ours whose stdout is read line by line with a time limit."""
-
-    def __init__(self, arguments: Sequence[str], path: Sequence[Path] = ()) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=child_environment(path),
-        )
-        self._queue: queue.Queue[str | None] = queue.Queue()
-        self._errors: list[str] = []
-        self._late = 0.0
-        assert self._process.stdout is not None and self._process.stderr is not None
-        self._threads = [
-            threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True),
-            threading.Thread(target=self._keep, args=(self._process.stderr,), daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def lines(self, seconds: float, first_seconds: float = 0.0) -> Iterator[str]:
-        """Lines until the child ends; one that is silent for `seconds` is killed.
-
-        `first_seconds`: how long the first line may take, if that is longer.
-        """
-        limit = max(seconds, first_seconds)
-        while True:
-            try:
-                line = self._queue.get(timeout=limit)
-            except queue.Empty:
-                self._late = limit
-                self._process.kill()
-                return
-            if line is None:
-                return
-            limit = seconds
-            yield line
-
-    def end(self) -> str:
-        """How the child has ended, in words; nothing for a good end."""
-        code = self._process.wait()
-        for thread in self._threads:
-            thread.join(timeout=5)
-        if self._late:
-            return f"hung: no word for {self._late:g} s"
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        said = next((text for text in reversed(self._errors) if text.strip()), "")
-        return f"ended with code {code}: {said.strip()}" if code else ""
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
-
-    def _read(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._queue.put(line)
-        self._queue.put(None)
-
-    def _keep(self, stream: IO[str]) -> None:
-        for line in stream:
-            self._errors = [*self._errors[-19:], line]
-
-
-def child_environment(path: Sequence[Path] = ()) -> dict[str, str]:
-    """The environment with our package, and `path`, found first."""
-    folders = [str(p) for p in (*path, Path(kernelgen.__file__).resolve().parent.parent)]
-    known = os.environ.get("PYTHONPATH", "")
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([*folders, known] if known else folders),
-        "OMP_WAIT_POLICY": "PASSIVE",
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -269,8 +270,14 @@ def test_rows_without_rules_and_rows_with_nan() -> None:
 
 
 @pytest.mark.row("R-093")
-@pytest.mark.parametrize("vocabulary", [90, 5000])
-def test_logprobs(vocabulary: int) -> None:
+@pytest.mark.parametrize(
+    ("vocabulary", "refused"), [(90, ()), (5000, ()), (5000, ("told 2048, warps 8",))]
+)
+def test_logprobs(
+    vocabulary: int, refused: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = following_kernels(layout(), vocabulary, set(refused))
+    monkeypatch.setitem(globals(), "kernels", lambda vocabulary: made)
     ids = (89, 0, 3, 89)
     params = [
         SamplingParams(logprobs=20),
@@ -375,14 +382,19 @@ def test_large_vocabularies_compile_without_spills(tmp_path: Path) -> None:
     assert len(compiled) == 4 and all(k.image.spill_bytes == 0 for k in compiled)
 
 
-def test_edits_that_spilled_are_made_narrower() -> None:
+@pytest.mark.parametrize(
+    ("name", "word", "widths"),
+    [
+        ("refine", "edited", (1024, 512, 256, 256)),
+        ("keep_masks", "masked", (2048, 1024, 512, 512)),
+        ("logprobs", "told", (2048, 1024, 1024)),
+    ],
+)
+def test_what_spilled_is_made_narrower(name: str, word: str, widths: tuple[int, ...]) -> None:
     """As a build asks for it: each refused tile once more, until the narrowest is all there is."""
     refused: set[str] = set()
-    tiles = []
-    for _ in range(4):
-        unit = following_kernels(layout(), 259, refused)["refine"].passes[0].unit
-        tiles.append(unit.tile)
-        assert f"COLUMNS = tl.constexpr({unit.tile.split()[1].rstrip(',')})" in unit.text
+    for columns in widths:
+        unit = following_kernels(layout(), 259, refused)[name].passes[0].unit
+        assert unit.tile == f"{word} {columns}, warps 8"
+        assert re.search(rf"^(COLUMNS|WIDE) = tl.constexpr\({columns}\)", unit.text, re.M)
         refused.add(unit.tile)
-    wide = [f"edited {columns}, warps 8" for columns in (1024, 512, 256, 256)]
-    assert tiles == wide

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kernelgen.verify.guarded import Guarded, poison
-from kernelgen.verify.supervisor import child_environment
+from kernelgen.verify.child import child_environment
 
 SHAPES = [(1,), (3, 7), (16, 64), (5, 1000)]  # less than a line, odd, whole lines, several pages
 

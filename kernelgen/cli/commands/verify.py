@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,14 @@ import typer
 from kernelgen.cli import console
 from kernelgen.cli.options import Activations, Json, Switch, Target
 from kernelgen.core.errors import UsageError
+
+
+class Sanitizer(StrEnum):
+    """`--sanitizer`: tools of compute-sanitizer."""
+
+    MEMCHECK = "memcheck"
+    RACECHECK = "racecheck"
+    SYNCCHECK = "synccheck"
 
 
 def verify(
@@ -32,6 +41,14 @@ def verify(
     dtype: Annotated[
         Activations | None, typer.Option(help="Type of activations. [float32]")
     ] = None,
+    sanitizer: Annotated[
+        list[Sanitizer] | None,
+        typer.Option(
+            help="Launch all kernels of a GPU build under this tool of compute-sanitizer, instead"
+            " of comparing them. [none]",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check kernels against their ops, the model against recorded cases.
@@ -40,7 +57,7 @@ def verify(
     has what its target needs.
     """
     from kernelgen.cli.model import resolve
-    from kernelgen.cli.verification import verify_build, verify_model
+    from kernelgen.cli.verification import sanitize_build, verify_build, verify_model
     from kernelgen.report.verdicts import verdict_table
 
     with console.progress(f"verifying {folder}", quiet=json) as progress:
@@ -48,9 +65,17 @@ def verify(
             for option, value in (("--fusion", fusion), ("--dtype", dtype)):
                 if value is not None:
                     raise UsageError("is for checkpoints; a build has its own", where=option)
-            report = verify_build(
-                folder, target, weights=weights, reference=reference, progress=progress
-            )
+            if sanitizer:
+                if weights is not None or reference is not None:
+                    raise UsageError("takes neither --weights nor --reference", where="--sanitizer")
+                tools = tuple(dict.fromkeys(tool.value for tool in sanitizer))
+                report = sanitize_build(folder, target, tools, progress=progress)
+            else:
+                report = verify_build(
+                    folder, target, weights=weights, reference=reference, progress=progress
+                )
+        elif sanitizer:
+            raise UsageError("is for builds", where="--sanitizer", hint="`kernelgen build` first")
         elif weights is not None:
             raise UsageError("--weights belongs to a build", where=str(folder))
         else:

@@ -37,6 +37,8 @@ sm_80)"""
 _MASKED = (WIDE, WIDE // 2, WIDE // 4)
 """logits of a step of `keep_masks`: a vocabulary that 2048 divide needs no masks, is walked more at
 a time, and spills"""
+_TOLD = (WIDE, WIDE // 2)
+"""logits of a step of `tell_logprobs`, likewise: 2048 spill for sm_80 where they divide"""
 _POINTERS = {
     "token_ids": (Pointer.TOKEN_IDS, "*i32", "int32[T]"),
     "positions": (Pointer.POSITIONS, "*i32", "int32[T]"),
@@ -73,7 +75,7 @@ def following_kernels(
             (_edit(args, rules, vocabulary, refused), _choose(args, rules, vocabulary))
         ),
         KEEP_MASKS: GpuKernel((_masks(args, rules, vocabulary, refused),)),
-        TELL: GpuKernel((_logprobs(args, rules, vocabulary),)),
+        TELL: GpuKernel((_logprobs(args, rules, vocabulary, refused),)),
     }
 
 
@@ -158,21 +160,28 @@ def _masks(args: ArgsLayout, rules: RulesLayout, vocabulary: int, refused: Set[s
     return replace(made, unit=replace(made.unit, tile=_masks_text(wide)))
 
 
-def _logprobs(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+def _told_text(columns: int) -> str:
+    return f"told {columns}, warps {WARPS}"
+
+
+def _logprobs(args: ArgsLayout, rules: RulesLayout, vocabulary: int, refused: Set[str]) -> GpuPass:
+    legal = [columns for columns in _TOLD if _told_text(columns) not in refused]
+    wide = legal[0] if legal else _TOLD[-1]
     text = render(
         "triton/logprobs.py.j2",
         name="tell_logprobs",
         header=["tell_logprobs: log-probabilities, ranks and the likeliest tokens"],
         parameters=_parameters(_TELL),
         vocabulary=vocabulary,
-        columns=WIDE,
-        members=next_power_of_two(ceil_div(vocabulary, WIDE)),
+        columns=wide,
+        members=next_power_of_two(ceil_div(vocabulary, wide)),
         most=MAX_LOGPROBS,
         most_range=next_power_of_two(MAX_LOGPROBS),
         out_words=LOGPROB_WORDS,
         words=_words(args, rules),
     )
-    return _pass("tell_logprobs", text, _TELL, lambda s: (s.capacity.rows, 1, 1))
+    made = _pass("tell_logprobs", text, _TELL, lambda s: (s.capacity.rows, 1, 1))
+    return replace(made, unit=replace(made.unit, tile=_told_text(wide)))
 
 
 def _parameters(names: Sequence[str]) -> list[dict[str, str]]:

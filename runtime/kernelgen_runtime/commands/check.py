@@ -13,6 +13,7 @@ from ..artifact.open import open_artifact
 from ..device.choose import choose
 from ..errors import ArtifactError
 from ..llm import LLM
+from ..memory.groups import peak_pages
 from ..sample.params import SamplingParams
 from ..sample.reference import Likelihood, Rules, edited, kept, likelihood, sample
 from ..sample.watermark import Watermark
@@ -53,12 +54,17 @@ def check(options: argparse.Namespace) -> int:
     choice = choose(artifact.manifests, options.device)
     if choice.manifest.rules is None:
         raise ArtifactError(f"{options.artifact}: has no rules to check; build it again")
+    seqs, longest = len(laws(choice.manifest.vocab)), min(64, choice.manifest.max_sequence_tokens)
+    cache = choice.manifest.cache
+    pages = 1 + seqs * peak_pages(cache.groups, longest, longest)
     llm = LLM(
         artifact,
         options.weights,
         device=choice,
-        max_num_seqs=len(laws(choice.manifest.vocab)),
-        max_model_len=min(64, choice.manifest.max_sequence_tokens),
+        max_num_seqs=seqs,
+        max_model_len=longest,
+        # No more than it needs: others may be at work on the same device.
+        kv_cache_memory_bytes=options.kv_cache_memory_bytes or pages * cache.page_bytes,
         threads=options.threads,
         graphs=not options.eager,
         watermark=MARK,
