@@ -93,10 +93,12 @@ def wish_for(
     dtype: str = "bfloat16",
     tables: Path | None = None,
     online: Path | None = None,
+    cache: str = "auto",
 ) -> Wish:
     """What is to be tuned; `UsageError` and `UnsupportedError` name what cannot be.
 
-    `online`: a file that says which matrices are quantised when they are loaded.
+    `online`: a file that says which matrices are quantised when they are loaded. `cache`: what keys
+    and values are stored as, as in `pipeline.lowered`.
     """
     device = parse_target(target)
     if device.is_cpu:
@@ -106,7 +108,7 @@ def wish_for(
     wanted_buckets = buckets("decode" if whole_step and sizes is None else sizes)
     if whole_step:
         _refuse_whole(wanted_buckets, missing, effort)
-    model = lowered(source, dtype, online)
+    model = lowered(source, dtype, online, cache)
     return Wish(
         graph=model.graph,
         vocabulary=model.spec.vocab,

@@ -22,7 +22,7 @@ class Mode(StrEnum):
 _WISH = frozenset(
     {
         "model", "target", "sizes", "families", "missing", "effort", "dtype", "tables",
-        "whole_step", "quantization_config",
+        "whole_step", "quantization_config", "kv_cache_dtype",
     }
 )  # fmt: skip
 _USED: dict[Mode, frozenset[str]] = {

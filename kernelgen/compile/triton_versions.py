@@ -15,6 +15,7 @@ from kernelgen.codegen.cuda.unit import GIVEN, TritonUnit
 from kernelgen.core.digest import digest_bytes
 
 _WARP = 32
+_FIRST_WITH_FLOAT8 = 89
 _FIRST_WITH_DESCRIPTORS = 90
 _DESCRIPTOR = (128, 4, 4, 8, 8)
 """bytes of what a descriptor becomes: the driver's map, then sides and strides; so from 3.6 to 3.9
@@ -112,7 +113,11 @@ def _language(function: Any, unit: TritonUnit) -> tuple[Any, dict[str, str]]:
 
 def _constants(names: list[str], unit: TritonUnit, sm: int) -> dict[str, Any]:
     """Values of all constexprs; every argument of the function must be spoken for exactly once."""
-    given = {"PDL": unit.pdl_on(sm), "INTERPRET": False}
+    given = {
+        "PDL": unit.pdl_on(sm),
+        "INTERPRET": False,
+        "FLOAT8": sm >= _FIRST_WITH_FLOAT8,
+    }
     constants: dict[str, Any] = dict(unit.constants)
     constants |= {name: given[name] for name in GIVEN if name in names}
     typed = [a.name for a in unit.signature]

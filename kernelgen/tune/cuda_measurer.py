@@ -262,7 +262,7 @@ class CudaMeasurer:
             found.append(pages if fits else None)
             pages += needed * fits
         if any(found):
-            self.stage.pool(model, pages)
+            self.stage.pool(model, pages, group.layers[0])
         return tuple(found)
 
     def _there(

@@ -25,7 +25,9 @@ class Entries:
         size = PAGE * facts.kv_heads * facts.head_dim
         start = facts.offset_bytes // kind.itemsize
         part = scene.pool.view(kind)[:, start : start + 2 * size]
-        self.entries = part.view(-1, 2, facts.kv_heads, PAGE, facts.head_dim)
+        # As integers: torch picks and fills no 8-bit floats.
+        self._kind, bits = kind, {1: torch.uint8, 2: torch.int16, 4: torch.int32}[kind.itemsize]
+        self.entries = part.view(bits).view(-1, 2, facts.kv_heads, PAGE, facts.head_dim)
         each = -(-scene.requests.length // PAGE)
         self.table = torch.from_numpy(scene.pages[0].reshape(-1, each).astype("int64"))
 
@@ -41,13 +43,16 @@ class Entries:
 
     def write(self, tokens: Tensor, value: float) -> None:
         """Fills keys and values of tokens."""
+        import torch
+
         pages, at = self._places(tokens)
-        self.entries[pages, :, :, at] = value
+        one = torch.tensor([value]).to(self._kind).view(self.entries.dtype)
+        self.entries[pages, :, :, at] = int(one)
 
     def read(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens: `[n, kv_heads, D]`."""
         pages, at = self._places(tokens)
-        both = self.entries[pages, :, :, at]
+        both = self.entries[pages, :, :, at].view(self._kind)
         return both[:, 0], both[:, 1]
 
     def dense(self, tokens: Tensor) -> DenseCache:
@@ -57,7 +62,8 @@ class Entries:
         keys, values = [], []
         for owner in owners:
             pages = self.table[owner].to(self.scene.stage.device)
-            both = self.entries[pages].permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length].double()
+            held = self.entries[pages].view(self._kind).double()
+            both = held.permute(1, 0, 3, 2, 4).flatten(1, 2)[:, :length]
             keys.append(both[0])
             values.append(both[1])
         return DenseCache(keys, values)

@@ -48,7 +48,7 @@ def model_facts(graph: Graph, cache: CacheSchema, args: ArgsLayout, vocabulary: 
                 place.offset_bytes,
                 spec[layer].kv_heads,
                 spec[layer].head_dim,
-                spec[layer].dtype.name,
+                spec[layer].dtype.torch,
             )
             for layer, place in sorted(cache.places.items())
             if layer in spec

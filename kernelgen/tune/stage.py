@@ -40,6 +40,7 @@ has just written them"""
 _MOST_COPIES = 512
 _MOST_BYTES = 24 << 30
 """of the copies of a group's weights"""
+_DRAWN_AT_ONCE = 256 << 20
 _NO_SIZES = Sizes(0, 0, 0)
 
 Tensor = Any
@@ -76,7 +77,7 @@ class Stage:
     describe: Callable[[int, Matrix], Described] | None = None
     """makes descriptors; there are none without a driver"""
     arenas: dict[str, Arena] = field(default_factory=dict)
-    _pool: tuple[str, Tensor] | None = None
+    _pool: tuple[tuple[str, str], Tensor] | None = None
     _tables: dict[TableFacts, Tensor] = field(default_factory=dict)
 
     def arena(self, dtype: str, elements: int) -> Tensor:
@@ -85,21 +86,36 @@ class Stage:
         arena.reserve(elements)
         return arena.tensor
 
-    def pool(self, model: ModelFacts, pages: int) -> Tensor:
-        """`[pages, page_bytes]`: random keys and values everywhere, zeros in page 0."""
+    def pool(self, model: ModelFacts, pages: int, layer: int | None = None) -> Tensor:
+        """`[pages, page_bytes]`: random keys and values everywhere, zeros in page 0.
+
+        They are of the type that `layer` keeps; else of the narrowest, which others can read too.
+        """
         import torch
 
-        if self._pool is None or self._pool[0] != model.name or len(self._pool[1]) < pages:
+        kinds = {getattr(torch, one.dtype) for one in model.layers if layer in (None, one.layer)}
+        kind = min(kinds or {torch.bfloat16}, key=lambda kind: kind.itemsize)
+        about = (model.name, str(kind))
+        if self._pool is None or self._pool[0] != about or len(self._pool[1]) < pages:
             self._pool = None
-            kinds = {layer.dtype for layer in model.layers}
-            kind = getattr(torch, kinds.pop()) if len(kinds) == 1 else torch.bfloat16
-            shape = (pages, model.page_bytes // kind.itemsize)
-            made = torch.Generator(device=self.device).manual_seed(7)
-            whole = torch.empty(shape, dtype=kind, device=self.device)
-            whole.normal_(generator=made)
-            whole[0] = 0
-            self._pool = (model.name, whole.view(torch.uint8))
+            self._pool = (about, self._entries(kind, pages, model.page_bytes))
         return self._pool[1]
+
+    def _entries(self, kind: Any, pages: int, page_bytes: int) -> Tensor:
+        """Random numbers of a type as bytes; nothing is drawn as 8-bit floats, they are rounded."""
+        import torch
+
+        made = torch.Generator(device=self.device).manual_seed(7)
+        whole = torch.empty((pages, page_bytes // kind.itemsize), dtype=kind, device=self.device)
+        if kind.itemsize > 1:
+            whole.normal_(generator=made)
+        else:
+            for part in whole.split(max(1, _DRAWN_AT_ONCE // page_bytes)):
+                drawn = torch.empty(part.shape, dtype=torch.bfloat16, device=self.device)
+                part.copy_(drawn.normal_(generator=made))
+        octets = whole.view(torch.uint8)
+        octets[0] = 0
+        return octets
 
     @property
     def pool_bytes(self) -> int:
@@ -375,7 +391,8 @@ class _Setting:
         pages = order.reshape(sets, count)
         if not self.group.layers:
             return pages, None
-        return pages, self.stage.pool(self.model, self.first_page + count * sets)
+        needed = self.first_page + count * sets
+        return pages, self.stage.pool(self.model, needed, self.group.layers[0])
 
     def _weights(self, big: list[Value], copies: int) -> dict[str, tuple[Tensor, ...]]:
         """Slices of the arenas, one copy behind the other as far as it reaches, then from the

@@ -78,7 +78,7 @@ def interpret(unit: Unit, grid: tuple[int, int, int], arguments: Sequence[Any]) 
     For a descriptor the matrix that it describes, `[rows, columns]`.
     """
     install()
-    given = {"PDL": False, "INTERPRET": True}
+    given = {"PDL": False, "INTERPRET": True, "FLOAT8": False}
     function = _function(unit)
     constants = dict(unit.constants)
     constants |= {k: v for k, v in given.items() if k in function.arg_names}

@@ -126,6 +126,7 @@ def test_chunks_of_several_requests() -> None:
 
 
 REAL = Shape(32, 8, 128)
+NARROW = Shape(32, 8, 128, float8=True)
 WINDOWED = Shape(20, 4, 128, window=128, sinks=True, norm=False)
 
 
@@ -141,6 +142,8 @@ def _units() -> list[TritonUnit]:
         (WINDOWED, "decode", {**decode, "splits": 2}),
         (REAL, "mixed", prompt),
         (WINDOWED, "mixed", prompt),
+        (NARROW, "decode", {**decode, "splits": 16}),
+        (NARROW, "mixed", prompt),
     ]
     found = []
     for number, (shape, phase, choice) in enumerate(wanted):
@@ -161,5 +164,8 @@ def test_published_shapes_compile_without_spills(tmp_path: Path) -> None:
         assert "cp.async" in text[kernel.name, kernel.sm]
     assert "wgmma" in text["attention_2", 90] and "mma.sync" in text["attention_0", 90]
     # What may be read early is asked for before the wait, and everybody waits.
+    # An SM that makes float16 of e4m3 is asked to, and nothing is spent on it elsewhere.
+    for name in ("attention_4", "attention_5"):
+        assert "cvt.rn.f16x2.e4m3x2" in text[name, 90] and "e4m3" not in text[name, 80]
     early = text["attention_0", 90].split("griddepcontrol.wait")[0]
     assert "prefetch.global.L2" in early and "griddepcontrol" not in text["attention_0", 80]

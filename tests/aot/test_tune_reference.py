@@ -16,6 +16,7 @@ from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.formats import weight_format
 from kernelgen.ir.op import Trait
 from kernelgen.ir.reformat import product_weights, with_formats
+from kernelgen.lower.float8_cache import with_float8_cache
 from kernelgen.tables import Bucket, Tables
 from kernelgen.tune.bundle import Candidate, Extents, Group, Launch, ModelFacts
 from kernelgen.tune.collecting import argument_of, group_of
@@ -47,16 +48,20 @@ class Toy:
 
 
 @cache
-def toy(bucket: str, family: str, architecture: str = "", stored: str = "") -> Toy:
+def toy(
+    bucket: str, family: str, architecture: str = "", stored: str = "", float8: bool = False
+) -> Toy:
     """Kernels of one family, planned for an H200; of the first architecture unless one is named.
 
-    `stored`: the format that all matrices of its layers have.
+    `stored`: the format that all matrices of its layers have; `float8`: of its cache.
     """
     install()
     model = tiny(architecture or architectures()[0], BFLOAT16)
     if stored:
         chosen = {w: weight_format(stored) for w in product_weights(model.graph) if "layers." in w}
         model = replace(model, graph=with_formats(model.graph, chosen), searches={})
+    if float8:
+        model = replace(model, graph=with_float8_cache(model.graph), searches={})
     groups = ModelGroups(
         model.graph, DEVICE, model.layout, Tables(Path("no rows")), "quick", 1.15,
         frozenset({family} - {""}),
@@ -173,6 +178,20 @@ def test_packed_matrices_are_made_and_judged(bucket: str, family: str, stored: s
             _spoilt(scene, reference, name, by=1.5)  # scaled weights may be rounded
 
 
+@pytest.mark.parametrize(
+    ("bucket", "family"),
+    [("decode:2", "attention_decode"), ("mixed:32", "attention_prefill"), ("mixed:32", "rows")],
+)
+def test_an_8_bit_cache_is_made_and_judged(bucket: str, family: str) -> None:
+    made = toy(bucket, family, float8=True)
+    scaled = [p for p in made.planned if "kv_scales" in " ".join(p.kernel.match.region.inputs)]
+    for scene, reference, _, verdict in judged(made, scaled[0]):
+        assert 0 <= verdict.share <= 1, (scaled[0].kernel.name, verdict)
+        assert scene.layer(0) is not None
+        for name in reference._outputs():
+            _spoilt(scene, reference, name, by=1.5)
+
+
 def routed() -> str:
     """An architecture whose layers choose experts."""
     for name in architectures():
@@ -240,7 +259,8 @@ def test_contexts_that_take_turns_do_not_disturb_each_other() -> None:
     long, short = (group(made, planned, context) for context in (CONTEXT, 9))
     stage = stage_of()
     first = 1 + Scene.pages_needed(stage, long, made.facts)
-    stage.pool(made.facts, first + Scene.pages_needed(stage, short, made.facts))
+    pages = first + Scene.pages_needed(stage, short, made.facts)
+    stage.pool(made.facts, pages, long.layers[0])
     scenes = (
         Scene.of(stage, long, made.facts),
         Scene.of(stage, short, made.facts, first),

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kernelgen.cli import console
-from kernelgen.cli.options import Activations, Dtype, Json, TablesFolder, Target
+from kernelgen.cli.options import (
+    Activations,
+    CacheType,
+    Dtype,
+    Json,
+    KvCacheDtype,
+    TablesFolder,
+    Target,
+)
 from kernelgen.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -93,6 +101,7 @@ def tune(
             help="JSON file: which matrices are quantised when they are loaded, and how.",
         ),
     ] = None,
+    kv_cache_dtype: KvCacheDtype = CacheType.AUTO,
     dtype: Dtype = Activations.BFLOAT16,
     tables: TablesFolder = None,
     json: Json = False,
@@ -127,6 +136,7 @@ def tune(
     wish = tuning.wish_for(
         source, target, sizes=sizes, wanted=families, effort=effort, missing=missing,
         whole_step=whole_step, dtype=dtype.value, tables=tables, online=quantization_config,
+        cache=kv_cache_dtype.value,
     )  # fmt: skip
     if whole_step and ray is not None:
         hint = "leave out --ray, or --emit here and --measure on one GPU"

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 Constant = int | float | bool | str | None
 
-GIVEN = ("PDL", "INTERPRET")
+GIVEN = ("PDL", "INTERPRET", "FLOAT8")
 """Constexpr arguments that the compiler gives: `PDL` says whether the kernel is launched with
-programmatic dependent launch on this SM, `INTERPRET` is False outside Triton's interpreter."""
+programmatic dependent launch on this SM, `INTERPRET` is False outside Triton's interpreter,
+`FLOAT8` whether the SM itself makes float16 of e4m3."""
 
 _TYPE = re.compile(r"\*?(i1|i8|i16|i32|i64|u8|u16|u32|u64|fp16|bf16|fp32|fp64|fp8\w{2,6})")
 _DESCRIPTOR = re.compile(r"tensordesc<(fp16|bf16|fp32)\[(\d+), (\d+)\]>")

@@ -27,6 +27,7 @@ from kernelgen.planner.plan import Kernel
 
 _LINE_BYTES = 128  # of the L2 cache
 _LEAST_SIDE = 16  # rows of a tensor core product
+_LOWERED = 64.0  # times a query that is multiplied as float16
 _MERGED_AT_ONCE = 8192  # elements of partial results that a block holds
 FIXED = "attention_fixed"
 """the family whose steps of keys lie at the same places for every query"""
@@ -139,7 +140,6 @@ def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> d
         "line": min(_LINE_BYTES // size, wide),
         "scale_log2": repr(op.scale * math.log2(math.e)),
         "window": op.window or 0,
-        "cache": triton_type(product),
         "cache_bytes": size,
         "precision": PRECISE if product == FLOAT32 else "",
         **_narrow(entry.dtype, product),
@@ -152,14 +152,22 @@ def attention_context(kernel: Kernel, cache: CacheSchema, args: ArgsLayout) -> d
 
 
 def _narrow(cache: DType, product: DType) -> dict[str, Any]:
-    """Texts that an 8-bit cache adds: its scales, and what its numbers are multiplied as."""
+    """Texts that an 8-bit cache adds: its scales, and what its numbers are multiplied as.
+
+    Beside bfloat16 activations that is float16: instructions make it of e4m3. Queries are lowered
+    there, so that its range holds them.
+    """
     float8 = cache == FLOAT8
+    half = float8 and product == BFLOAT16
     return {
+        "cache": "tl.float16" if half else triton_type(product),
+        "lower": f" * {1 / _LOWERED}" if half else "",
+        "lowered": f"{_LOWERED} * " if half else "",
         "float8": float8,
         "scale": "of_keys" if float8 else "SCALE",
         "of_keys": ", of_keys" if float8 else "",
         "of_values": ", of_values" if float8 else "",
-        "widen": "" if product == BFLOAT16 else f".to({triton_type(product)})",
+        "widen": "" if half or not float8 else f".to({triton_type(product)})",
     }
 
 

@@ -48,9 +48,9 @@ SKINNY = Orientation(
     ),
     tensor_cores=True,
 )
-# The same where the template shapes rows and columns as lanes hold them.
+# The same where the template shapes both as lanes hold them; what is no row repeats the last one.
 FEW = Orientation(
-    rows=Frame("row_in", "k", Mask("known"), Mask("real", "RAGGED"), Mask("live_in")),
+    rows=Frame("row_in", "k", Mask("real", "RAGGED"), Mask("real", "RAGGED")),
     sums=SKINNY.sums,
     tensor_cores=True,
 )
