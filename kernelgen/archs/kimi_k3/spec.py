@@ -1,0 +1,89 @@
+"""Owns reading a config: the text model inside it, its layers, where each stands over depth."""
+
+from __future__ import annotations
+
+from kernelgen.archs.kimi_k3.feeds import read_feeds
+from kernelgen.archs.kimi_k3.mixers import read_mixers
+from kernelgen.core.errors import UsageError
+from kernelgen.spec.config import ConfigFile
+from kernelgen.spec.decoder_fields import (
+    read_bos_id,
+    read_eos_ids,
+    read_eps,
+    read_stored_dtype,
+)
+from kernelgen.spec.fields import Fields
+from kernelgen.spec.model import DepthSpec, LayerSpec, ModelSpec
+from kernelgen.spec.unread import refuse_unread
+
+_MOST_LAYERS, _MOST_POSITIONS = 512, 1 << 22
+_TEXT = "text_config"
+_OUTSIDE = ("vision_config", "image_placeholder", "media_placeholder_token_id", "auto_map")
+"""keys of the model around the text decoder"""
+_DEAD = ("head_dim", "rope_theta", "rope_scaling", "qk_head_dim", "layer_types", "auto_map")
+"""keys that change nothing: positions are not encoded, lists say which layer is what"""
+_DRAFTS = "num_nextn_predict_layers"
+
+
+def read_spec(config: ConfigFile) -> ModelSpec:
+    """The text model that a config describes; all its problems at once."""
+    outer = Fields.of(config)
+    fields = outer.section(_TEXT)
+    if fields is None:
+        outer.note_wrong(_TEXT, outer.raw(_TEXT), "an object")
+        outer.finish()
+        raise UsageError(f"{_TEXT} is no object", where=config.source)
+    layers = fields.integer("num_hidden_layers", 1, _MOST_LAYERS)
+    vocab = fields.integer("vocab_size", 1, 1 << 22)
+    hidden = fields.integer("hidden_size", 1, 1 << 16)
+    eps = read_eps(fields, 1e-5)
+    spec = ModelSpec(
+        architecture="kimi_k3",
+        layers=tuple(
+            LayerSpec(mixer, feed, eps, depth=depth)
+            for mixer, feed, depth in zip(
+                read_mixers(fields, layers),
+                read_feeds(fields, layers, eps),
+                _depths(fields, layers),
+                strict=True,
+            )
+        ),
+        hidden=hidden,
+        vocab=vocab,
+        max_positions=fields.integer("max_position_embeddings", 1, _MOST_POSITIONS, 1 << 20),
+        norm_eps=eps,
+        tied_head=fields.flag("tie_word_embeddings", False),
+        stored=read_stored_dtype(fields),
+        bos_id=read_bos_id(fields, vocab, None),
+        eos_ids=read_eos_ids(fields, vocab, None),
+        skipped_layers=fields.integer(_DRAFTS, 0, 64, 0, nullable=True),
+    )
+    _outside(outer, fields, spec)
+    for name in _DEAD:
+        fields.raw(name)
+    refuse_unread(fields)
+    refuse_unread(outer)
+    outer.finish()
+    return spec
+
+
+def _outside(outer: Fields, text: Fields, spec: ModelSpec) -> None:
+    """What is said beside the text model: it may repeat it, and not contradict it."""
+    for name in _OUTSIDE:
+        outer.raw(name)
+    if "tie_word_embeddings" in outer and text.sound("tie_word_embeddings"):
+        tied = outer.flag("tie_word_embeddings")
+        allowed = f"{_TEXT}.tie_word_embeddings = {str(spec.tied_head).lower()}"
+        outer.require(
+            tied == spec.tied_head, "tie_word_embeddings", f"is {str(tied).lower()}", allowed
+        )
+
+
+def _depths(fields: Fields, layers: int) -> list[DepthSpec | None]:
+    """Where each layer stands; a block of layers is closed by the first one of the next."""
+    name = "attn_res_block_size"
+    if name not in fields:
+        fields.raw(name)
+        return [None] * layers
+    size = fields.integer(name, 1, _MOST_LAYERS)
+    return [DepthSpec(-(-i // size), i % size == 0) for i in range(layers)]
