@@ -52,6 +52,10 @@ def split_config(source: ModelSource, online: Path | None) -> tuple[ModelSource,
     """The model without its `quantization_config`, and what is said of its formats."""
     data = dict(source.config.data)
     announced = data.pop(WHERE, None)
+    inner = data.get("text_config")  # where a model of several parts says it of this one
+    if announced is None and isinstance(inner, dict) and WHERE in inner:
+        announced = inner[WHERE]
+        data["text_config"] = {k: v for k, v in inner.items() if k != WHERE}
     if announced is not None and not isinstance(announced, dict):
         raise UsageError("is no object", where=f"{source.config.source}: {WHERE}")
     if announced is None and source.folder is not None:
