@@ -59,7 +59,9 @@ def make(
     return cases
 
 
-def _case(config: Mapping[str, Any], weights: Mapping[str, Any], ids: list[int], steps: int) -> Case:
+def _case(
+    config: Mapping[str, Any], weights: Mapping[str, Any], ids: list[int], steps: int
+) -> Case:
     """Greedy steps, each computed anew from the first token on."""
     fed: list[int] = []
     margins = []
