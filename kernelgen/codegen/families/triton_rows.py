@@ -75,7 +75,7 @@ def _depth(region: Region) -> int:
 
 
 def _reduces(node: Node) -> int:
-    return int(node.op.has(Trait.ROW_REDUCE))
+    return int(node.op.has(Trait.ROW_REDUCE | Trait.ROW_MIX))
 
 
 @dataclass(frozen=True)
