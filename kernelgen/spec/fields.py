@@ -68,6 +68,11 @@ class Fields:
         """Whether none of these fields was wrong: only then does a relation between them count."""
         return self._failed.isdisjoint(names)
 
+    @property
+    def used(self) -> frozenset[str]:
+        """Names that a reader has asked for."""
+        return frozenset(self._used)
+
     def unused(self) -> dict[str, Any]:
         """What no reader has asked for."""
         return {k: v for k, v in self._data.items() if k not in self._used}

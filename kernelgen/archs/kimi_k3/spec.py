@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kernelgen.archs.kimi_k3.feeds import read_feeds
 from kernelgen.archs.kimi_k3.mixers import read_mixers
-from kernelgen.core.errors import UsageError
+from kernelgen.core.errors import UsageError, quote
+from kernelgen.core.jsonio import json_kind
 from kernelgen.spec.config import ConfigFile
 from kernelgen.spec.decoder_fields import (
     read_bos_id,
@@ -22,6 +23,8 @@ _OUTSIDE = ("vision_config", "image_placeholder", "media_placeholder_token_id", 
 """keys of the model around the text decoder"""
 _DEAD = ("head_dim", "rope_theta", "rope_scaling", "qk_head_dim", "layer_types", "auto_map")
 """keys that change nothing: positions are not encoded, lists say which layer is what"""
+_NAMES = ("architectures", "model_type")
+"""of the whole model outside, of its text model inside"""
 _DRAFTS = "num_nextn_predict_layers"
 
 
@@ -58,7 +61,7 @@ def read_spec(config: ConfigFile) -> ModelSpec:
         eos_ids=read_eos_ids(fields, vocab, None),
         skipped_layers=fields.integer(_DRAFTS, 0, 64, 0, nullable=True),
     )
-    _outside(outer, fields, spec)
+    _outside(outer, fields)
     for name in _DEAD:
         fields.raw(name)
     refuse_unread(fields)
@@ -67,16 +70,14 @@ def read_spec(config: ConfigFile) -> ModelSpec:
     return spec
 
 
-def _outside(outer: Fields, text: Fields, spec: ModelSpec) -> None:
+def _outside(outer: Fields, text: Fields) -> None:
     """What is said beside the text model: it may repeat it, and not contradict it."""
     for name in _OUTSIDE:
         outer.raw(name)
-    if "tie_word_embeddings" in outer and text.sound("tie_word_embeddings"):
-        tied = outer.flag("tie_word_embeddings")
-        allowed = f"{_TEXT}.tie_word_embeddings = {str(spec.tied_head).lower()}"
-        outer.require(
-            tied == spec.tied_head, "tie_word_embeddings", f"is {str(tied).lower()}", allowed
-        )
+    for name, value in outer.unused().items():
+        if name in text.used and name not in _NAMES and value != text.raw(name):
+            shown = json_kind(value) if isinstance(value, (dict, list)) else quote(value)
+            outer.require(False, name, f"is {shown}, {_TEXT}.{name} is not", "no second value")
 
 
 def _depths(fields: Fields, layers: int) -> list[DepthSpec | None]:
