@@ -36,7 +36,7 @@ class DepthMix(Op):
 
     def flops(self, inputs: Sequence[Type], sizes: Sizes) -> int:
         """Two sums of products and one of weights for each element of a source."""
-        return 7 * (len(inputs) - 2) * inputs[0].elements(sizes)
+        return 6 * (len(inputs) - 2) * inputs[0].elements(sizes)
 
     def reference(self, inputs: Sequence[Any], step: Any) -> tuple[Any, ...]:
         """All sources side by side."""

@@ -21,6 +21,8 @@ _MOST_LAYERS, _MOST_POSITIONS = 512, 1 << 22
 _TEXT = "text_config"
 _OUTSIDE = ("vision_config", "image_placeholder", "media_placeholder_token_id", "auto_map")
 """keys of the model around the text decoder"""
+_FORMATS = "quantization_config"
+"""read by whoever knows the checkpoint"""
 _DEAD = ("head_dim", "rope_theta", "rope_scaling", "qk_head_dim", "layer_types", "auto_map")
 """keys that change nothing: positions are not encoded, lists say which layer is what"""
 _NAMES = ("architectures", "model_type")
@@ -62,7 +64,7 @@ def read_spec(config: ConfigFile) -> ModelSpec:
         skipped_layers=fields.integer(_DRAFTS, 0, 64, 0, nullable=True),
     )
     _outside(outer, fields)
-    for name in _DEAD:
+    for name in (*_DEAD, _FORMATS):
         fields.raw(name)
     refuse_unread(fields)
     refuse_unread(outer)

@@ -67,6 +67,11 @@ _NARROW = (
     (f"{_MOE}.routed_expert_down_proj.weight", f"{_MLP}.latent_down.weight"),
     (f"{_MOE}.routed_expert_up_proj.weight", f"{_MLP}.latent_up.weight"),
 )
+_PLAIN = (
+    r".+\.block_sparse_moe\.(?:gate|routed_expert_(?:down|up)_proj)",
+    r".+_res_proj",
+)
+"""the published config's exceptions do not name them"""
 _NARROW_NORM = ((f"{_MOE}.routed_expert_norm.weight", f"{_MLP}.latent_norm.weight"),)
 
 
@@ -95,6 +100,7 @@ def weight_rules(spec: ModelSpec) -> WeightRules:
         stored=(*((f"{_MIXER}.{p}_conv1d.weight", _column) for p in "qkv"),
                 *((f"{name}_proj.weight", _row) for name, _ in depths),
                 (f"{_MIXER}.A_log", _padded), (_KEYS_AND_VALUES[0], _flat)),
+        plain=_PLAIN,
     )  # fmt: skip
 
 
