@@ -64,6 +64,10 @@ class Fields:
         self._used.add(name)
         return self._data.get(name)
 
+    def pass_over(self, *names: str) -> None:
+        """Counts fields as used that say nothing of the model."""
+        self._used.update(names)
+
     def sound(self, *names: str) -> bool:
         """Whether none of these fields was wrong: only then does a relation between them count."""
         return self._failed.isdisjoint(names)

@@ -64,8 +64,7 @@ def read_spec(config: ConfigFile) -> ModelSpec:
         skipped_layers=fields.integer(_DRAFTS, 0, 64, 0, nullable=True),
     )
     _outside(outer, fields)
-    for name in (*_DEAD, _FORMATS):
-        fields.raw(name)
+    fields.pass_over(*_DEAD, _FORMATS)
     refuse_unread(fields)
     refuse_unread(outer)
     outer.finish()
@@ -74,8 +73,7 @@ def read_spec(config: ConfigFile) -> ModelSpec:
 
 def _outside(outer: Fields, text: Fields) -> None:
     """What is said beside the text model: it may repeat it, and not contradict it."""
-    for name in _OUTSIDE:
-        outer.raw(name)
+    outer.pass_over(*_OUTSIDE)
     for name, value in outer.unused().items():
         if name in text.used and name not in _NAMES and value != text.raw(name):
             shown = json_kind(value) if isinstance(value, (dict, list)) else quote(value)
