@@ -53,6 +53,10 @@ class Architecture:
         """Regular expressions of checkpoint names that carry nothing."""
         return self.weights(spec).ignored
 
+    def plain(self, spec: ModelSpec) -> tuple[str, ...]:
+        """Regular expressions of modules that checkpoints store plainly, whatever is announced."""
+        return self.weights(spec).plain
+
     def reference(self) -> ModuleType:
         """The plain model in torch; for tests and `verify` only."""
         return importlib.import_module(f"{self.package}.reference")

@@ -28,12 +28,16 @@ class WeightRules:
     matrix, where it is a stack of them).
     `stored`: (checkpoint name, the tensor's shape from that of what it holds) where the file has
     other axes than the parameter, or more entries than are used: the first ones are.
+    `plain`: regular expressions of modules (a tensor's name without `.weight`) that published
+    checkpoints store plainly though their configs announce every product; a checkpoint at hand
+    says itself what it has.
     """
 
     pairs: tuple[tuple[str, str], ...]
     ignored: tuple[str, ...] = ()
     packed: tuple[tuple[str, tuple[str, ...]], ...] = ()
     stored: tuple[tuple[str, Callable[[Shape], Shape]], ...] = ()
+    plain: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def lowered(
     spec = architecture.read(source.config)
     graph = replace(architecture.lower(spec, dtype_named(dtype)), name=source.name)
     rules = architecture.checkpoint(spec, graph)
-    formats = formats_of(source, quantisation, graph, rules, spec.stored)
+    formats = formats_of(source, quantisation, graph, rules, spec.stored, architecture.plain(spec))
     ignored = (*architecture.ignored(spec), *formats.ignored)
     told = told_by(architecture.read, source.config)
     notes, graph, scalars = formats.notes, formats.graph, dict[str, ScaleNames]()

@@ -52,6 +52,13 @@ def split_config(source: ModelSource, online: Path | None) -> tuple[ModelSource,
     """The model without its `quantization_config`, and what is said of its formats."""
     data = dict(source.config.data)
     announced = data.pop(WHERE, None)
+    inner = data.get("text_config")  # where a model of several parts says it of this one
+    if isinstance(inner, dict) and WHERE in inner:
+        if announced not in (None, inner[WHERE]):
+            where = f"{source.config.source}: text_config.{WHERE}"
+            raise UsageError(f"is not what {WHERE} beside it says", where=where)
+        announced = inner[WHERE]
+        data["text_config"] = {k: v for k, v in inner.items() if k != WHERE}
     if announced is not None and not isinstance(announced, dict):
         raise UsageError("is no object", where=f"{source.config.source}: {WHERE}")
     if announced is None and source.folder is not None:
@@ -76,8 +83,13 @@ def formats_of(
     graph: Graph,
     rules: Sequence[TensorRule],
     stored: DType,
+    plain: Sequence[str] = (),
 ) -> Formats:
-    """Every matrix in the format that it is stored in, or is to be quantised to."""
+    """Every matrix in the format that it is stored in, or is to be quantised to.
+
+    `plain`: expressions of modules that an announcement does not mean unless the checkpoint is at
+    hand and says so.
+    """
     if quantisation.announced is None and quantisation.online is None:
         return Formats(graph, {}, (), ())
     announcement: Announcement | None = None
@@ -99,9 +111,11 @@ def formats_of(
             others.append(name)
     header = read_headers(source.folder) if source.folder is not None else None
     refuse_several((held.tensor for held in several.values()), announcement, header)
-    plain = frozenset(name for name, full in parameter.items() if full in routers)
+    if header is None and announcement is not None:
+        announcement = announcement.but(plain)
+    plainly = frozenset(name for name, full in parameter.items() if full in routers)
     found = assign(
-        modules, tuple(others), announcement, quantisation.online, header, several, plain
+        modules, tuple(others), announcement, quantisation.online, header, several, plainly
     )
     matrices = {parameter[name]: matrix for name, matrix in found.matrices.items()} | found.parts
     kinds = {name: matrix.kind for name, matrix in matrices.items()}

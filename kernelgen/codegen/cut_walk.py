@@ -27,6 +27,8 @@ class Walk:
     axes: dict[str, Axis] = field(default_factory=dict)
     demands: list[tuple[str, str, Axis]] = field(default_factory=list)
     """(weight, kind, the axis that it is cut along)"""
+    summed: set[str] = field(default_factory=set)
+    """results of products that ranks have parts of: all of them are added up"""
 
     def run(self) -> None:
         """Raises `Refused`."""
@@ -57,7 +59,10 @@ class Walk:
         elif op.has(Trait.GATHER):
             self._table(node)
         elif not cut:
-            return
+            if op.has(Trait.POINTWISE) and self.summed.intersection(node.inputs):
+                self._summed_beside(node)
+            elif op.has(Trait.EXPERT_SUM) and node.inputs[0] in self.summed:
+                self.summed.add(node.outputs[0])
         elif op.has(Trait.SAMPLE):
             self.axes[cut[0]].root().gathered = True
         elif op.has(Trait.SCAN):
@@ -84,17 +89,34 @@ class Walk:
             raise Refused([self.axes[n] for n in node.inputs[2:] if n in self.axes])
         if x in self.axes:
             axis = self.axes[x].root()
-            if axis.size != inputs:
+            # Sums of many experts' rows, before they are finished, are more than the narrow row.
+            if axis.size != inputs or (node.op.has(Trait.EXPERTS) and not axis.inner):
                 raise Refused([axis])
             if isinstance(kind, WeightFormat) and axis.groups is None:
                 axis.unit = lcm(axis.unit, _columns(kind))
             self.demands.append((weight, ROW, axis))
+            self.summed.add(node.outputs[0])
         elif number not in self.whole and self.block.value[weight].role is Role.WEIGHT:
             inner = node.op.has(Trait.EXPERTS)
             axis = self.axes[node.outputs[0]] = Axis(outputs, {number}, inner)
             if isinstance(kind, WeightFormat):
                 axis.unit = _rows(kind)
             self.demands.append((weight, COLUMN, axis))
+
+    def _summed_beside(self, node: Node) -> None:
+        """A product that has to be whole, added to one whose parts are summed: of its whole row
+        each rank takes some columns, and one sum is taken of both."""
+        for name in node.inputs:
+            number = self.block.producer.get(name)
+            maker = self.block.nodes[number] if number is not None else None
+            if maker is None or name in self.summed or not maker.op.has(Trait.MATMUL):
+                continue
+            x, weight = maker.inputs[0], maker.inputs[1]
+            axis = Axis(self._type(x).row_width, set())
+            kind = self._type(weight).dtype
+            if isinstance(kind, WeightFormat):
+                axis.unit = _columns(kind)
+            self.demands.append((weight, ROW, axis))
 
     def _table(self, node: Node) -> None:
         """Rows of a table are looked up where they are; the others are zero, and all are summed."""

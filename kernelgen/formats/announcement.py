@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kernelgen.core.errors import UnsupportedError, UsageError, quote
@@ -32,6 +32,11 @@ class Announcement:
     rules: tuple[tuple[Matcher, Scheme | None], ...]
     ignore: tuple[Matcher, ...] = ()
     cache: str = ""
+
+    def but(self, plain: Sequence[str]) -> Announcement:
+        """The same, which says nothing of modules that one of the expressions matches whole."""
+        more = tuple(Matcher("regex", rf"(?:{text})\Z") for text in plain)
+        return replace(self, ignore=(*self.ignore, *more))
 
     def scheme(self, module: str) -> Scheme | None:
         """How the module (`model.layers.0.mlp.down_proj`) is said to be stored; None: plainly."""

@@ -22,6 +22,8 @@ class Trait(Flag):
     """one number from each row"""
     ROW_MAP = auto()
     """output row depends on the same whole row (rotations)"""
+    ROW_MIX = auto()
+    """output row depends on the same whole rows of several inputs, by numbers of each of them"""
     GATHER = auto()
     """output row is one row of a table, chosen by an index"""
     SELECT = auto()
@@ -46,7 +48,7 @@ class Trait(Flag):
     HEAD_PRODUCT = auto()
     """a product of each head's row with a matrix of its own"""
 
-    ROW_LOCAL = POINTWISE | ROW_REDUCE | ROW_MAP
+    ROW_LOCAL = POINTWISE | ROW_REDUCE | ROW_MAP | ROW_MIX
     """everything that one row decides by itself"""
 
 

@@ -28,7 +28,16 @@ def gated_expr(spec: MlpSpec) -> Expr:
     if spec.limit is not None:
         gate = call("min", gate, spec.limit)
         up = call("max", call("min", up, spec.limit), -spec.limit)
+    if spec.up_cap is not None:
+        up = _capped(up, spec.up_cap)
+    if spec.gate_cap is not None:
+        return _capped(gate, spec.gate_cap) * call("sigmoid", gate) * up
     return activation_expr(spec.activation, gate) * up
+
+
+def _capped(x: Expr, cap: float) -> Expr:
+    """Near x where it is small, within ± cap."""
+    return call("tanh", x / cap) * cap
 
 
 def gated_mlp(scope: Scope, name: str, x: str, spec: MlpSpec) -> str:

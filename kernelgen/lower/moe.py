@@ -8,6 +8,7 @@ from kernelgen.ir.graph import Role
 from kernelgen.ir.types import Type
 from kernelgen.lower.linear import linear
 from kernelgen.lower.mlp import gated_expr, gated_mlp
+from kernelgen.lower.norm import rms_norm
 from kernelgen.lower.scope import Scope
 from kernelgen.ops import (
     ChooseExperts,
@@ -32,8 +33,11 @@ def mixture(
 ) -> tuple[str, ...]:
     """What routed experts, and the shared one if there is any, make of `x`: rows to be added up.
 
-    With a map the rank computes its own experts alone; the ranks' results are to be summed.
+    With a map the rank computes its own experts alone; the ranks' results are to be summed (which
+    experts on latents do not allow: their sum is normed here).
     """
+    if experts is not None and spec.latent is not None:
+        raise ValueError(f"{name}: experts on latents are normed when all of them are summed")
     ids, weights = router(scope, f"{name}.router", x, spec.router)
     count = spec.router.experts
     if experts is not None:
@@ -42,7 +46,13 @@ def mixture(
         table = scope.builder.declare(f"{name}.map", Type((count,), INT32), Role.WEIGHT)
         ids = scope.apply(f"{name}.local", MapExperts(), ids, table)
         count = len(experts.held(rank))
-    routed = _experts(scope, f"{name}.experts", x, spec.expert, count, ids, weights)
+    inner = x
+    if spec.latent is not None:
+        act = scope.numerics.activation
+        inner = linear(scope, f"{name}.latent_down", x, spec.latent, dtype=act)
+    routed = _experts(scope, f"{name}.experts", inner, spec.expert, count, ids, weights)
+    if spec.latent is not None:
+        routed = _widened(scope, name, routed, spec.latent_eps, scope.width(x))
     if spec.shared is None:
         return (routed,)
     shared = gated_mlp(scope, f"{name}.shared", x, spec.shared)
@@ -51,6 +61,19 @@ def mixture(
         weighted = Pointwise(arg(0) * call("sigmoid", arg(1)), FLOAT32)
         shared = scope.apply(f"{name}.shared.weighted", weighted, shared, gate)
     return (routed, shared)
+
+
+def _widened(scope: Scope, name: str, routed: str, eps: float | None, width: int) -> str:
+    """What the experts of a token add up to, normed and taken back to its width.
+
+    The norm is not linear: ranks add up what their experts made before it.
+    """
+    if eps is None:
+        rounded = Pointwise(arg(0), scope.numerics.activation)
+        routed = scope.apply(f"{name}.latent_rounded", rounded, routed)
+    else:
+        routed = rms_norm(scope, f"{name}.latent_norm", routed, eps)
+    return linear(scope, f"{name}.latent_up", routed, width)
 
 
 def router(scope: Scope, name: str, x: str, spec: RouterSpec) -> tuple[str, str]:

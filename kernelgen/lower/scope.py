@@ -78,10 +78,10 @@ class Scope:
         """Adds a node; its one output is called `name`."""
         return self.builder.apply(name, op, *inputs)
 
-    def stream(self, width: int) -> str:
-        """The residual stream `[T, width]`."""
+    def stream(self, width: int, name: str = STREAM) -> str:
+        """The residual stream `[T, width]`, or another one that earlier blocks hand on."""
         type_ = Type((Dim.T, width), self.numerics.stream)
-        return self.builder.declare(STREAM, type_, Role.STREAM)
+        return self.builder.declare(name, type_, Role.STREAM)
 
     def matrix(self, name: str, outputs: int, inputs: int) -> str:
         """A weight `[outputs, inputs]`."""

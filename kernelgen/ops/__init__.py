@@ -4,6 +4,7 @@ from kernelgen.ops.attention import Attention
 from kernelgen.ops.cache_write import CacheWrite
 from kernelgen.ops.choose_experts import ChooseExperts
 from kernelgen.ops.delta_scan import DeltaScan
+from kernelgen.ops.depth_mix import DepthMix
 from kernelgen.ops.embed import Embed
 from kernelgen.ops.expert_linear import ExpertLinear
 from kernelgen.ops.head_linear import HeadLinear
@@ -26,6 +27,7 @@ __all__ = [
     "CacheWrite",
     "ChooseExperts",
     "DeltaScan",
+    "DepthMix",
     "Embed",
     "ExpertLinear",
     "HeadLinear",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, ItemsView, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,29 +25,35 @@ _OF_NO_WEIGHT = ("architectures", "dtype", "torch_dtype", "max_position_embeddin
 _LONGEST = 1000
 
 
-class _Asked(Mapping[str, Any]):
-    """A config that notes which of its names are asked for."""
+class _Asked(dict[str, Any]):
+    """A config, or an object in it, that notes which of its names are asked for."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
+        held = {k: _Asked(v) if isinstance(v, Mapping) else v for k, v in data.items()}
+        super().__init__(held)
         self.names: set[str] = set()
-        self._data = data
 
     def __getitem__(self, name: str) -> Any:
         self.names.add(name)
-        return self._data[name]
+        return super().__getitem__(name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value, which is asked for."""
+        return self[name] if dict.__contains__(self, name) else default
 
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._data
-
-    def items(self) -> ItemsView[str, Any]:
-        """All of it, which asks for nothing."""
-        return self._data.items()
+    def told(self) -> dict[str, Any]:
+        """What was asked for; of an object what was asked for in it, or all of it where it was
+        taken as a whole."""
+        found: dict[str, Any] = {}
+        for name in sorted(self.names & self.keys()):
+            value = super().__getitem__(name)
+            if name in _OF_NO_WEIGHT or name.endswith("_token_id"):
+                continue
+            if isinstance(value, _Asked) and value.names:
+                found[name] = value.told()
+            elif len(json.dumps(value)) <= _LONGEST:
+                found[name] = value
+        return found
 
 
 def told_by(read: Callable[[ConfigFile], object], config: ConfigFile) -> dict[str, Any]:
@@ -58,13 +64,7 @@ def told_by(read: Callable[[ConfigFile], object], config: ConfigFile) -> dict[st
     """
     asked = _Asked(config.data)
     read(ConfigFile(config.source, asked))
-    return {
-        name: config.data[name]
-        for name in sorted(asked.names & config.data.keys())
-        if name not in _OF_NO_WEIGHT
-        and not name.endswith("_token_id")
-        and len(json.dumps(config.data[name])) <= _LONGEST
-    }
+    return asked.told()
 
 
 def read_config(path: Path) -> ConfigFile:

@@ -64,9 +64,18 @@ class Fields:
         self._used.add(name)
         return self._data.get(name)
 
+    def pass_over(self, *names: str) -> None:
+        """Counts fields as used that say nothing of the model."""
+        self._used.update(names)
+
     def sound(self, *names: str) -> bool:
         """Whether none of these fields was wrong: only then does a relation between them count."""
         return self._failed.isdisjoint(names)
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Names that a reader has asked for."""
+        return frozenset(self._used)
 
     def unused(self) -> dict[str, Any]:
         """What no reader has asked for."""

@@ -103,6 +103,10 @@ class MlpSpec:
     bias: bool = False
     limit: float | None = None
     """before the activation, gate is at most this and up within ± this"""
+    gate_cap: float | None = None
+    """the factor that gate is of its own sigmoid becomes `cap · tanh(gate / cap)`"""
+    up_cap: float | None = None
+    """up becomes `cap · tanh(up / cap)`"""
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,11 @@ class MoeSpec:
 
     router: RouterSpec
     expert: MlpSpec
+    latent: int | None = None
+    """columns that the routed experts work on, taken from the token's by one matrix and back by
+    another; None: they work on the token itself"""
+    latent_eps: float | None = None
+    """of a norm of what the experts of a token add up to; None: there is none"""
     shared: MlpSpec | None = None
     shared_gate: bool = False
     """the shared one is weighted by the sigmoid of a projection of the token"""
@@ -122,6 +131,19 @@ class MoeSpec:
 
 
 @dataclass(frozen=True)
+class DepthSpec:
+    """Where a layer stands among blocks of layers: what it reads is mixed from their sums.
+
+    A block's sum is closed when the first layer of the next one has read it.
+    """
+
+    closed: int
+    """blocks that are closed before the layer"""
+    closes: bool
+    """the layer closes the sum that it finds, and begins another one"""
+
+
+@dataclass(frozen=True)
 class LayerSpec:
     """One decoder layer; equal layers are lowered, planned and compiled once."""
 
@@ -129,6 +151,8 @@ class LayerSpec:
     mlp: MlpSpec | MoeSpec
     norm_eps: float
     residual_multiplier: float = 1.0
+    depth: DepthSpec | None = None
+    """None: a residual stream"""
 
 
 @dataclass(frozen=True)
@@ -215,6 +239,14 @@ class ModelSpec:
     """logits are divided by it"""
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    skipped_layers: int = 0
+    """behind the last layer: draft blocks of the checkpoint that are not read"""
+
+    @property
+    def closed_blocks(self) -> int | None:
+        """Blocks of layers that are closed behind the last one; None: a residual stream."""
+        depth = self.layers[-1].depth
+        return None if depth is None else depth.closed + depth.closes
 
     def kinds(self) -> tuple[tuple[LayerSpec, ...], tuple[int, ...]]:
         """The distinct layers in order of first use, and for each layer the number of its kind."""

@@ -74,6 +74,8 @@ def has_experts(config: dict[str, Any]) -> bool:
 def shortened(config: dict[str, Any]) -> dict[str, Any]:
     """The first layers alone; lists with an entry a layer are cut too. One layer of each kind where
     lists number them."""
+    if "text_config" in config:
+        return config | {"text_config": shortened(config["text_config"])}
     if numbered := config.get("linear_attn_config"):
         kinds = {"kda_layers": [1], "full_attn_layers": [2]}
         few = {"num_hidden_layers": 2, "first_k_dense_replace": 2}  # experts are tried elsewhere

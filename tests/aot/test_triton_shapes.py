@@ -34,8 +34,9 @@ STEPS = [
     ("decode", 64, 80),
     ("mixed", 2048, 90),
 ]
-CASES = [(model, *step) for model, step in zip(sorted(builtin_models())[1::2], STEPS, strict=True)]
-CASES += [(sorted(builtin_models())[3], "mixed", 2048, sm) for sm in (100, 120)]
+MODELS = sorted(name for name in builtin_models() if name != "kimi-k3")  # it fits no device whole
+CASES = [(model, *step) for model, step in zip(MODELS[1::2], STEPS, strict=True)]
+CASES += [(MODELS[3], "mixed", 2048, sm) for sm in (100, 120)]
 
 
 MOST_REFUSED = 1

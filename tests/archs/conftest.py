@@ -39,6 +39,17 @@ class Subject:
     config: Mapping[str, Any]
 
     @property
+    def fields(self) -> Mapping[str, Any]:
+        """The object of the config that describes the decoder."""
+        return self.config.get("text_config", self.config)
+
+    def changed(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The config with another object in that place."""
+        if "text_config" in self.config:
+            return {**self.config, "text_config": dict(fields)}
+        return dict(fields)
+
+    @property
     def spec(self) -> Any:
         from kernelgen.spec.config import ConfigFile
 

@@ -59,34 +59,42 @@ def test_every_field_with_every_bad_value(subject: Subject) -> None:
     for name in subject.config:
         for value in VALUES:
             check(subject, {**subject.config, name: value})
+    for name in subject.fields:
+        for value in VALUES:
+            check(subject, subject.changed({**subject.fields, name: value}))
 
 
 def test_every_field_missing(subject: Subject) -> None:
     for name in subject.config:
         check(subject, {k: v for k, v in subject.config.items() if k != name})
+    for name in subject.fields:
+        check(subject, subject.changed({k: v for k, v in subject.fields.items() if k != name}))
 
 
 def test_entries_of_lists_and_objects(subject: Subject) -> None:
-    for name, held in subject.config.items():
+    for name, held in subject.fields.items():
         if isinstance(held, list):
             for value in VALUES:
-                check(subject, {**subject.config, name: [value, *held[1:]]})
+                changed = {**subject.fields, name: [value, *held[1:]]}
+                check(subject, subject.changed(changed))
         if isinstance(held, dict):
             for key in held:
                 for value in VALUES:
-                    check(subject, {**subject.config, name: {**held, key: value}})
+                    changed = {**subject.fields, name: {**held, key: value}}
+                    check(subject, subject.changed(changed))
 
 
 def test_required_fields_are_required(subject: Subject) -> None:
     for name in ("hidden_size", "num_hidden_layers", "vocab_size", "num_attention_heads"):
-        config = {k: v for k, v in subject.config.items() if k != name}
+        config = subject.changed({k: v for k, v in subject.fields.items() if k != name})
         with pytest.raises(KernelgenError, match=f"{name}: is missing") as raised:
             subject.architecture.read(ConfigFile("config.json", config))
         assert raised.value.exit_code == 2
 
 
 def test_all_problems_are_told_together(subject: Subject) -> None:
-    config = {**subject.config, "hidden_size": -1, "vocab_size": 2**40, "num_hidden_layers": None}
+    wrong = {"hidden_size": -1, "vocab_size": 2**40, "num_hidden_layers": None}
+    config = subject.changed({**subject.fields, **wrong})
     with pytest.raises(KernelgenError) as raised:
         subject.architecture.read(ConfigFile("config.json", config))
     for name in ("hidden_size: is -1", "vocab_size: is 1099511627776", "num_hidden_layers: is No"):
@@ -104,6 +112,6 @@ JSON = st.recursive(
 @given(st.sampled_from(folders()), st.data())
 def test_fuzz(folder, data: st.DataObject) -> None:
     subject = subject_of(folder)
-    names = [*subject.config, "rope_scaling", "rope_parameters", "quantization_config", "dtype"]
+    names = [*subject.fields, "rope_scaling", "rope_parameters", "quantization_config", "dtype"]
     changes = data.draw(st.dictionaries(st.sampled_from(names), JSON, min_size=1, max_size=4))
-    check(subject, {**subject.config, **json.loads(json.dumps(changes))})
+    check(subject, subject.changed({**subject.fields, **json.loads(json.dumps(changes))}))

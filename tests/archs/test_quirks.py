@@ -30,8 +30,9 @@ def look_up(value: Any, path: str) -> Any:
 @pytest.mark.parametrize(("folder", "case"), CASES)
 def test_quirk(folder, case) -> None:
     subject = subject_of(folder)
-    kept = {k: v for k, v in subject.config.items() if k not in case.get("drop", ())}
-    config = ConfigFile("config.json", {**kept, **case.get("set", {})})
+    kept = {k: v for k, v in subject.fields.items() if k not in case.get("drop", ())}
+    changed = subject.changed({**kept, **case.get("set", {})})
+    config = ConfigFile("config.json", {**changed, **case.get("outside", {})})
     if "error" in case:
         with pytest.raises(KernelgenError) as raised:
             subject.architecture.read(config)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kernelgen.codegen.cpp.expressions import cpp_expr, cpp_name, cpp_type
+from kernelgen.codegen.cpp.expressions import cpp_expr, cpp_float, cpp_name, cpp_type
 from kernelgen.codegen.cpp.places import Place
 from kernelgen.ir.graph import Node, Role
 from kernelgen.ir.types import Type
-from kernelgen.ops import Embed, Pointwise, Rope, RowReduce, SelectRows, SumExperts
+from kernelgen.ops import DepthMix, Embed, Pointwise, Rope, RowReduce, SelectRows, SumExperts
 from kernelgen.planner.network import Region
 
 _ROWS = (Role.STREAM, Role.TEMP)
@@ -79,6 +79,8 @@ class RowProgram:
             self._select(node, target)
         elif isinstance(op, SumExperts):
             self._sum_experts(node, target)
+        elif isinstance(op, DepthMix):
+            self._depth_mix(node, op, target)
         else:
             raise AssertionError(f"{op.kind} is not a row op")
 
@@ -187,6 +189,23 @@ class RowProgram:
         self.lines.append(f"  float {total} = {terms[0]};")
         self.lines += [f"  {total} += {term};" for term in terms[1:]]
         self.lines += [f"  {where.store('i', '', total)}", "}"]
+
+    def _depth_mix(self, node: Node, op: DepthMix, target: Place | None) -> None:
+        """Scores of all sources first, then their sum: rows are in cache by then."""
+        *sources, norm, probe = node.inputs
+        width, text = self.region.value(node.outputs[0]).type.row_width, cpp_name(node.outputs[0])
+        rows = [self.place(name).load("i", "") for name in sources]
+        vector = f"{self.place(norm).load('i', '')} * {self.place(probe).load('i', '')}"
+        where = self._target(node.outputs[0], target)
+        score, weight = f"{text}_score", f"{text}_weight"
+        self.lines.append(f"float {score}[{len(rows)}], {weight}[{len(rows)}];")
+        for s, row in enumerate(rows):
+            lambdas = f"[&](int i) {{ return {row}; }}, [&](int i) {{ return {vector}; }}"
+            call = f"kg::depth_score<{width}>({lambdas}, {cpp_float(op.eps)})"
+            self.lines.append(f"{score}[{s}] = {call};")
+        self.lines.append(f"kg::depth_weights<{len(rows)}>({score}, {weight});")
+        mixed = " + ".join(f"{weight}[{s}] * {row}" for s, row in enumerate(rows))
+        self.lines.append(f"for (int i = 0; i < {width}; ++i) {where.store('i', '', mixed)}")
 
     def _select(self, node: Node, target: Place | None) -> None:
         """Another token's row: an address, unless the rows themselves are wanted."""

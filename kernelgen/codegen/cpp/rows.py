@@ -30,6 +30,7 @@ def rows_context(kernel: Kernel, layouts: Mapping[str, str]) -> dict[str, Any]:
     return {
         "rows": "step.logit_rows" if Dim.B in leading else "step.tokens",
         "body": program.lines,
+        "mixes": bool(region.with_trait(Trait.ROW_MIX)),
         "inserts": [insert_context(region, n, region.nodes, layouts) for n in inserts],
     }
 

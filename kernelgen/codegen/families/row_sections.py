@@ -10,6 +10,8 @@ from kernelgen.ir.types import Dim, Sizes, Type
 from kernelgen.planner.family import Refusal
 from kernelgen.planner.network import Region, bits
 
+_WHOLE = Trait.ROW_REDUCE | Trait.ROW_MAP | Trait.ROW_MIX
+
 
 @dataclass(frozen=True)
 class Section:
@@ -51,7 +53,7 @@ def mixed_rows(region: Region) -> Refusal | None:
         heads, width = _shape(region, node)[1:]
         for needed in _needed(region, node):
             other = _worked_on(region, needed)
-            whole = needed.op.has(Trait.ROW_REDUCE | Trait.ROW_MAP) or len(other.shape) == 3
+            whole = needed.op.has(_WHOLE) or len(other.shape) == 3
             if whole and (other.static_elements // other.row_width, other.row_width) != (
                 heads,
                 width,
@@ -75,7 +77,7 @@ def _needed(region: Region, node: Node) -> list[Node]:
 
 
 def _reduces(region: Region, node: Node) -> bool:
-    return any(n.op.has(Trait.ROW_REDUCE) for n in _needed(region, node))
+    return any(n.op.has(Trait.ROW_REDUCE | Trait.ROW_MIX) for n in _needed(region, node))
 
 
 def _shape(region: Region, node: Node) -> tuple[Dim, int, int]:

@@ -75,7 +75,7 @@ def _depth(region: Region) -> int:
 
 
 def _reduces(node: Node) -> int:
-    return int(node.op.has(Trait.ROW_REDUCE))
+    return int(node.op.has(Trait.ROW_REDUCE | Trait.ROW_MIX))
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def space(width: int) -> Iterator[RowsTile]:
     whole = max(WARP, next_power_of_two(width))
     for part in dict.fromkeys((min(whole, 4096), whole, min(whole, 1024))):
         for rows in (1, 2, 4, 8):
-            for warps in (4, 8, 2, 1):
+            for warps in (16, 8, 4, 2) if part > 4096 else (4, 8, 2, 1):
                 yield RowsTile(rows, part, warps)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from kernelgen.codegen.families.row_sections import Section, row_sections
 from kernelgen.codegen.families.triton_block import next_power_of_two
 from kernelgen.codegen.step_args import ArgsLayout
+from kernelgen.codegen.triton.depth import sums_together
 from kernelgen.codegen.triton.expressions import stored, triton_name
 from kernelgen.codegen.triton.frame import Frame, Mask
 from kernelgen.codegen.triton.product import COUNT_WORDS, step_words
@@ -29,6 +30,7 @@ def rows_context(region: Region, cache: CacheSchema, args: ArgsLayout) -> dict[s
         "sections": made,
         "count_word": COUNT_WORDS[sections[0].leading],
         "float8": any(isinstance(n.op, CacheWrite) and n.op.scaled for n in region.nodes),
+        "sums": sums_together(region.nodes),
         "paged": bool(region.with_trait(Trait.STATE_WRITE)),
         "page_bytes": cache.page_bytes,
         "max_pages": args.max_pages,

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from kernelgen.codegen.triton.depth import depth_mixed
 from kernelgen.codegen.triton.expressions import rounded, triton_expr, triton_name
 from kernelgen.codegen.triton.frame import Frame, address, load_as_float
 from kernelgen.ir.graph import Node, Role
-from kernelgen.ops import Embed, Pointwise, Rope, RowReduce, SelectRows, SumExperts
+from kernelgen.ops import DepthMix, Embed, Pointwise, Rope, RowReduce, SelectRows, SumExperts
 from kernelgen.planner.network import Region
 
 _ROWS = (Role.STREAM, Role.TEMP)
@@ -108,6 +109,8 @@ class TileProgram:
             return rounded(self._embed(node, at), dtype)
         if isinstance(op, SumExperts):
             return self._sum_experts(node, at)
+        if isinstance(op, DepthMix):
+            return rounded(depth_mixed(self, node, at), dtype)
         raise AssertionError(f"{op.kind} is not a row op")
 
     def _sum_experts(self, node: Node, at: Frame) -> str:
