@@ -110,7 +110,7 @@ class Stage:
         if kind.itemsize > 1:
             whole.normal_(generator=made)
         else:
-            for part in whole.split(max(1, _DRAWN_AT_ONCE // page_bytes)):
+            for part in torch.split(whole, max(1, _DRAWN_AT_ONCE // page_bytes)):
                 drawn = torch.empty(part.shape, dtype=torch.bfloat16, device=self.device)
                 part.copy_(drawn.normal_(generator=made))
         octets = whole.view(torch.uint8)

@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
-from kernelgen.verify.guarded import Guarded, poison
 from kernelgen.verify.child import child_environment
+from kernelgen.verify.guarded import Guarded, poison
 
 SHAPES = [(1,), (3, 7), (16, 64), (5, 1000)]  # less than a line, odd, whole lines, several pages
 
