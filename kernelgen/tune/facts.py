@@ -40,7 +40,7 @@ def model_facts(graph: Graph, cache: CacheSchema, args: ArgsLayout, vocabulary: 
         name=graph.name,
         vocabulary=vocabulary,
         page_bytes=cache.page_bytes,
-        cache_groups=tuple(CacheGroupFacts(g.name, g.window) for g in cache.groups),
+        cache_groups=tuple(CacheGroupFacts(g.name, g.window) for g in cache.token_groups),
         layers=tuple(
             LayerFacts(
                 layer,

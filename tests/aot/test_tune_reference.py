@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_trials import DEVICE, architectures, tiny
+from gpu_trials import DEVICE, architecture_with, architectures, tiny
 
 from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.formats import weight_format
@@ -140,6 +140,7 @@ def attends(name: str) -> bool:
 CASES = [
     *(("decode:2", "attention_decode", name) for name in architectures() if attends(name)),
     ("decode:1", "gemv", architectures()[0]),
+    ("decode:1", "gemv", architecture_with("delta_scan")),
     ("decode:1", "rows", architectures()[0]),
     ("decode:8", "skinny", architectures()[-1]),
     ("decode:2", "head_sample", architectures()[-1]),
