@@ -29,7 +29,7 @@ from kernelgen.spec.config import ConfigFile
 from kernelgen.verify.interpreter import install, interpret
 
 TOKENS, ROWS = 8192, 256
-LARGE = max(builtin_models(), key=lambda name: builtin_config(name).data["hidden_size"])
+LARGE = max(builtin_models(), key=lambda name: builtin_config(name).data.get("hidden_size", 0))
 VOCABULARY, HIDDEN, POSITIONS = 262_208, 8320, 1 << 20  # of the embedding: more than 2³¹ elements
 PAGES = 1 << 20  # 2³⁷ bytes
 _NORESERVE = 0x4000  # MAP_NORESERVE: address space without memory behind it

@@ -23,7 +23,7 @@ from kernelgen.tune.spaces import families, space_of
 
 # One row, where tensor cores begin, a long prompt: each kind of family is planned somewhere.
 STEPS = (("decode", 1), ("decode", 8), ("mixed", 2048))
-QUANTISED = min(builtin_models(), key=lambda n: builtin_config(n).data["hidden_size"])
+QUANTISED = min(builtin_models(), key=lambda n: builtin_config(n).data.get("hidden_size", 1 << 30))
 FORMATS = ("int4_per_group_32", "fp8_per_block")
 CASES = [*((name, "") for name in sorted(builtin_models())), *((QUANTISED, f) for f in FORMATS)]
 DEVICE = parse_target("sm_90")
