@@ -34,7 +34,10 @@ STEPS = [
     ("decode", 64, 80),
     ("mixed", 2048, 90),
 ]
-MODELS = sorted(name for name in builtin_models() if name != "kimi-k3")  # it fits no device whole
+# Text models inside larger ones fit no device whole: theirs are compiled as a rank has them.
+MODELS = [
+    name for name, path in builtin_models().items() if '"text_config"' not in path.read_text()
+]
 CASES = [(model, *step) for model, step in zip(MODELS[1::2], STEPS, strict=True)]
 CASES += [(MODELS[3], "mixed", 2048, sm) for sm in (100, 120)]
 

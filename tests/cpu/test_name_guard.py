@@ -16,7 +16,12 @@ GUARDED = ("kernelgen", "runtime", "templates", "tools", "tests", ".ci", "pyproj
 EXEMPT = ("tests/oracle", "tests/archs", "tests/golden", "bench", "docs", "autotune_configs")
 DEMO_DEFAULT = "kernelgen/cli/demo.py"  # the one place that prefers a model
 # People know a way of writing tool calls by the models that had it first.
-FORMATS = ("runtime/kernelgen_runtime/chat/formats/", "tests/cpu/test_chat_answers.py")
+FORMATS = (
+    "runtime/kernelgen_runtime/chat/formats/",
+    "runtime/kernelgen_runtime/guide/calls.py",
+    "tests/cpu/test_chat_answers.py",
+)
+CONFIGS = re.compile(r"kernelgen/archs/\w+/(?:tiny|models/[^/]+)\.json")  # as they are published
 SUFFIXES = {".py", ".j2", ".h", ".cpp", ".cu", ".toml", ".json", ".jsonl", ".yaml", ".sh", ""}
 
 
@@ -31,6 +36,7 @@ def files() -> Iterator[Path]:
             inside = path.relative_to(ROOT).as_posix()
             folders = tuple(f"{e}/" for e in EXEMPT)
             skipped = inside == DEMO_DEFAULT or inside.startswith((*folders, *FORMATS))
+            skipped = skipped or CONFIGS.fullmatch(inside) is not None
             if path.is_file() and path.suffix in SUFFIXES and not skipped:
                 yield path
 

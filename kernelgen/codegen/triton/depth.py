@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from kernelgen.codegen.triton.expressions import triton_expr
 from kernelgen.codegen.triton.frame import Frame
 from kernelgen.ir.expr import arg, call
 from kernelgen.ir.graph import Node
 from kernelgen.ops import DepthMix
-
-if TYPE_CHECKING:
-    from kernelgen.codegen.triton.tile_program import TileProgram
+from kernelgen.planner.network import Region
 
 TOGETHER = 3
 """sources whose sums wait for one another once, and whose rows are in registers at a time"""
 _POWER = call("exp", arg(0) - arg(1))
 
 
-def depth_mixed(program: TileProgram, node: Node, at: Frame) -> str:
+class Statements(Protocol):
+    """What a tile program offers to the printing of one op."""
+
+    region: Region
+    frame: Frame
+    lines: list[str]
+
+    def value(self, name: str, frame: Frame | None = None) -> str:
+        """The variable that holds a value at the frame."""
+
+    def let(self, name: str, text: str) -> str:
+        """Assign a text to a new variable named after a value."""
+
+    def fresh(self, stem: str) -> str:
+        """A name that no other statement of the kernel assigns."""
+
+
+def depth_mixed(program: Statements, node: Node, at: Frame) -> str:
     """The mixture; what has been summed up is scaled whenever the largest score grows."""
     assert isinstance(node.op, DepthMix)
     *sources, norm, probe = node.inputs
@@ -56,7 +71,7 @@ def sums_together(nodes: Sequence[Node]) -> list[int]:
     return sorted(2 * part for part in parts)
 
 
-def _row(program: TileProgram, stem: str, name: str, at: Frame) -> str:
+def _row(program: Statements, stem: str, name: str, at: Frame) -> str:
     """A source at the frame, zeros behind the row's end: they count in no sum."""
     value, mask = program.value(name, at), program.frame.vector
     if not mask.text:
@@ -68,7 +83,7 @@ def _row(program: TileProgram, stem: str, name: str, at: Frame) -> str:
 
 
 def _scores(
-    program: TileProgram, stem: str, rows: Sequence[str], vector: str, eps: float, width: int
+    program: Statements, stem: str, rows: Sequence[str], vector: str, eps: float, width: int
 ) -> list[str]:
     """Of each row, its sums taken together."""
     terms = [term for row in rows for term in (f"{row} * {vector}", f"{row} * {row}")]
