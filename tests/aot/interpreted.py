@@ -32,6 +32,7 @@ from kernelgen.codegen.manifest import (
     manifest,
 )
 from kernelgen.hw import parse_target
+from kernelgen.lower.float8_cache import without_scales
 from kernelgen.planner.plan import COUNTERS, SCRATCH, Launch, Plan
 from kernelgen.planner.plan import Operand as Given
 from kernelgen.planner.planner import Planner
@@ -63,9 +64,10 @@ def planned(
     context: int,
     fusion: bool = True,
     invariant: bool = False,
+    cache: str = "auto",
 ) -> Model:
     """Plans, program and manifest as `kernelgen build` makes them; nothing is compiled."""
-    model, device = lowered(source, dtype), parse_target(target)
+    model, device = lowered(source, dtype, cache=cache), parse_target(target)
     families = catalogue(device, invariant=invariant)
     planner = Planner(
         model.graph, device, device.target, families, fusion, context, invariant=invariant
@@ -85,10 +87,14 @@ def planned(
         rules=program.rules,
         counters=max(plan.counters for plan in plans),
     )
-    rules = model.architecture.checkpoint(model.spec, model.graph)
+    rules = model.architecture.checkpoint(model.spec, without_scales(model.graph))
     tensors = [CheckpointTensor(r.name, r.shape, r.parameter, r.take, r.expert) for r in rules]
     identity = Identity(source.name, "1.0", "kernelgen 0", dtype, {})
-    return Model(model, program, manifest(identity, model.spec, [made], tensors, ()))
+    said = manifest(
+        identity, model.spec, [made], tensors, model.ignored if cache == "fp8" else (),
+        scalars=model.scalars,
+    )  # fmt: skip
+    return Model(model, program, said)
 
 
 @dataclass

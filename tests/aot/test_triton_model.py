@@ -28,10 +28,13 @@ from safetensors.torch import save_file
 from seeded import seeded_weights
 
 import kernelgen.archs
+from kernelgen.archs.weight_rules import assembled
 from kernelgen.cli.model import ModelSource
 from kernelgen.cli.pipeline import lowered
 from kernelgen.ir.op import Trait
+from kernelgen.lower.float8_cache import with_float8_cache, without_scales
 from kernelgen.spec.config import ConfigFile
+from kernelgen.verify.evaluate import Chunk, Evaluator, feed
 
 # One row, a few rows, more rows than requests may have: each product family serves one of them.
 DECODE, MIXED = (1, 3), (8,)
@@ -98,13 +101,24 @@ NAMES = all_architectures()
 SUBJECTS = [*((name, "float32") for name in NAMES[:-1]), (NAMES[-1], "bfloat16")]
 
 
+def scales_of(model: Model) -> dict[str, torch.Tensor]:
+    """Of keys and of values, as compressed-tensors names them."""
+    found = {}
+    for number, (keys, values) in enumerate(model.lowered.scalars.values()):
+        found[keys[0]] = torch.tensor(0.02 * (number + 1))
+        found[values[0]] = torch.tensor(0.03 * (number + 1))
+    return found
+
+
 @cache
-def loaded(name: str, dtype: str) -> Subject:
+def loaded(name: str, dtype: str, kept: str = "auto") -> Subject:
+    """`kept`: the type of its cache; the scales of an 8-bit one differ from layer to layer."""
     folder = Path(kernelgen.archs.__file__).parent / name
     config = shortened(json.loads((folder / "tiny.json").read_text()))
     source = ModelSource("tiny", "tiny", ConfigFile("tiny.json", config))
-    model = planned(source, "sm_90", dtype, DECODE, MIXED, CONTEXT)
-    rules = model.lowered.architecture.checkpoint(model.lowered.spec, model.lowered.graph)
+    model = planned(source, "sm_90", dtype, DECODE, MIXED, CONTEXT, cache=kept)
+    graph = without_scales(model.lowered.graph)
+    rules = model.lowered.architecture.checkpoint(model.lowered.spec, graph)
     weights = seeded_weights({rule.name: rule.shape for rule in rules}, seed=11)
     weights = {name: tensor.bfloat16() for name, tensor in weights.items()}
     gpu = FakeCuda(eager=True)
@@ -114,7 +128,7 @@ def loaded(name: str, dtype: str) -> Subject:
         mock.patch("kernelgen_runtime.llm.open_device", lambda _: CudaDevice(gpu)),
         mock.patch.object(CudaRunner, "warm_up", lambda self: None),  # a test below does as much
     ):
-        save_file(weights, Path(checkpoint) / "model.safetensors")
+        save_file(weights | scales_of(model), Path(checkpoint) / "model.safetensors")
         (Path(checkpoint) / "config.json").write_text(json.dumps(config))
         llm = LLM(
             Artifact((made,), Path("tiny")),
@@ -159,6 +173,42 @@ def test_prompt_and_continuation(subject: Subject) -> None:
     assert {
         unit.name for unit in subject.model.program.units()
     } - later == subject.library.done - later
+
+
+# A number that lies between two codes may take either, where it was rounded to bfloat16 before.
+BOUND_OF_CODES = {"float32": 1e-4, "bfloat16": 0.08}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("llama", "float32"), ("qwen3", "bfloat16"), ("granite_swa", "float32")]
+)
+def test_an_8_bit_cache(name: str, dtype: str) -> None:
+    """Keys and values under scales of their own, in prompts by chunks and tokens one by one; the
+    reference keeps the same codes. Half the bytes, but for layers with a window."""
+    subject, plain = loaded(name, dtype, "fp8"), loaded(name, dtype)
+    spec = subject.model.lowered.spec
+    source = ModelSource("tiny", "tiny", ConfigFile("tiny.json", subject.config))
+    graph = with_float8_cache(lowered(source, "float32", cache="float32").graph)
+    rules = subject.model.lowered.architecture.checkpoint(spec, without_scales(graph))
+    scales = scales_of(subject.model)
+    parameters = assembled(rules, subject.weights.get) | {
+        parameter: torch.tensor([float(scales[names[0]]) for names in sides])
+        for parameter, sides in subject.model.lowered.scalars.items()
+    }
+    cases = [
+        Case(tuple(ids_of(n, spec.vocab, n)), tuple(ids_of(2, spec.vocab, 7))) for n in (18, 3)
+    ]
+    for case, score in zip(cases, subject.llm.score(cases), strict=True):
+        ids = [*case.prompt_ids, *case.fed_ids]
+        model = Evaluator(graph, parameters, dtype=torch.float64, capacity=len(ids), rounded=True)
+        wanted = model.step(feed([Chunk(0, 0, ids)], every_logit=True))["logits"].numpy()
+        found = np.concatenate([score.prefill_logits, score.decode_logits])
+        assert np.abs(found - wanted).max() <= BOUND_OF_CODES[dtype] * np.abs(wanted).max()
+        assert np.abs(wanted - plain.expected(ids)).max() > 1e-3 * np.abs(wanted).max()
+    bytes_of = [one.model.manifest["targets"][0]["cache"]["page_bytes"] for one in (subject, plain)]
+    windows = any(group.window for group in subject.model.program.cache.groups)
+    ratio = {"float32": 4, "bfloat16": 2}[dtype]
+    assert bytes_of[0] * ratio == bytes_of[1] if not windows else bytes_of[0] <= bytes_of[1]
 
 
 def test_sampled_ids_follow_from_the_logits(one: Subject) -> None:

@@ -34,7 +34,9 @@ def packed_reads(
             yield from _reads_of(packed, matrix, block_bytes)
         return
     shapes = packed_parts(packed)
-    step = max(UNIT, block_bytes // (4 * packed.cols) // UNIT * UNIT)
+    # Codes are worked on as bytes, plain numbers as float32.
+    each = packed.cols if "codes" in shapes else 4 * packed.cols
+    step = max(UNIT, block_bytes // each // UNIT * UNIT)
     for part, (rows, cols) in shapes.items():
         name = packed.tensors[part]
         if part == "order" and name not in names:
