@@ -45,7 +45,7 @@ def measured(path: Path, journal: Path, fake: Mapping[str, Any] = {}, **how: Any
 def near(group: Group) -> list[str]:
     """Candidates whose time by itself is near the best one's."""
     us = {c.id: FAKE._us(f"{group.id}/{c.id}", c, 0) for c in group.candidates}
-    return [name for name, t in us.items() if t <= 1.08 * min(us.values())]
+    return [name for name, t in us.items() if t <= NEAR * min(us.values())]
 
 
 def inside(group: Group, name: str) -> float:

@@ -45,8 +45,9 @@ _NEW_ROW_US = 0.8
 """the row that this step brings: its norm, its scores, its way into the cache"""
 _LEAST_HEADS = 16  # the short side of a tensor core product
 _MOST_SPLITS = 64
-_EXCHANGE_US = 0.8
-"""results into the memory of a neighbour in the cluster, a barrier, and their sums"""
+_EXCHANGE_US = 1.6
+"""results into the memory of a neighbour in the cluster, a barrier, and their sums (0.8), and the
+wait for places side by side, which the kernel before still holds"""
 _CLUSTERS = (1, 8, 4, 2)
 COPIES = 4
 """of the logarithm of a denominator: as many as a thread merges columns at a time"""
