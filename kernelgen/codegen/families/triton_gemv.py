@@ -23,7 +23,8 @@ from kernelgen.planner.family import Refusal
 @dataclass(frozen=True)
 class GemvTile:
     """A tile is `outputs` columns. With `blocks` 0 each block computes one and walks K in steps of
-    `depth`; else so many blocks keep the whole row in registers and share the tiles.
+    `depth`; else so many blocks keep the whole row in registers and share the tiles. A row that is
+    longer than `depth` is kept in two pieces: no power of two wastes registers on it.
     """
 
     outputs: int
@@ -36,11 +37,16 @@ class GemvTile:
         """Whether blocks take one tile after the other."""
         return self.blocks > 0
 
+    def rest(self, k: int) -> int:
+        """Side of the second piece of a kept row of `k` elements; 0 where one holds it."""
+        return next_power_of_two(k - self.depth) if self.keeps_row and self.depth < k else 0
+
     def footprint(self, problem: Product) -> Footprint:
         """Registers: the weights of a step and of the next as stored, one float32 sum for each."""
         threads = self.warps * WARP
-        each = self.outputs * problem.most_matrices * self.depth / threads
-        row = self.depth / threads if self.keeps_row else 0
+        depth = self.depth + self.rest(problem.k)
+        each = self.outputs * problem.most_matrices * depth / threads
+        row = depth / threads if self.keeps_row else 0
         registers = frame_registers(each * (2 * problem.weight_bits / 32 + 1) + row)
         return Footprint(self.warps, registers, shared_bytes=self.warps * 128)
 
@@ -48,8 +54,13 @@ class GemvTile:
         """Limits of the block, and steps that no row fills."""
         found = list(self.footprint(problem).problems(device))
         tiles = problem.tiles(self.outputs)
-        if self.keeps_row and (self.depth < problem.k or self.blocks >= tiles):
+        rest = self.rest(problem.k)
+        if self.keeps_row and (rest > self.depth or self.blocks >= tiles):
             found.append(f"no rows of {problem.k} kept by {self.blocks} blocks for {tiles} tiles")
+        if rest and problem.lead_us:
+            found.append("a statistic of both pieces is known too late")
+        if rest:
+            found.append(Wasteful(f"two pieces of {self.depth} and {rest}"))
         if self.depth * problem.weight_bits < self.warps * WARP * 128 // self.outputs:
             found.append(Wasteful("less than 16 bytes of weights for each thread and step"))
         if self.depth > max(256, next_power_of_two(problem.k)):
@@ -65,7 +76,8 @@ class GemvTile:
         grid = Grid(
             blocks=blocks,
             footprint=footprint,
-            steps=ceil_div(problem.k, self.depth) * ceil_div(tiles, blocks),
+            steps=(1 if self.keeps_row else ceil_div(problem.k, self.depth))
+            * ceil_div(tiles, blocks),
             early_us=LATENCY_US,
             lead_us=problem.lead_us,
         )
