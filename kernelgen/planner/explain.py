@@ -103,8 +103,11 @@ def _slower(one: Cut | Refusal, two: tuple[Cut, Cut], device: Device) -> str:
         return _told(one, device)
     apart = sum(cut.price.us for cut in two)
     text = f"legal, but {one.price.us:.2f} µs in one kernel against {apart:.2f} µs in two"
-    if one.price.us < apart < one.price.cost_us:
+    among = one.price.among_us - sum(cut.price.among_us for cut in two)
+    if one.price.us + among < apart < one.price.cost_us:
         text += ", which is no more than modelled times err"
+    elif one.price.us < apart:
+        text += f", which lose {-among:.2f} µs less among other kernels"
     return f"{text} ({_limit(one)} against {' and '.join(_limit(cut) for cut in two)})"
 
 

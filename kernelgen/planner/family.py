@@ -70,11 +70,13 @@ class Price:
     doubt_us: float = 0.0
     """by how much a modelled time has to be better than a measured one to count as better: the
     least of many estimates is too low more often than too high"""
+    among_us: float = 0.0
+    """what it costs a step beyond `us`, which is the time of a kernel among its like"""
 
     @property
     def cost_us(self) -> float:
         """What a search adds up."""
-        return self.us + self.doubt_us
+        return self.us + self.doubt_us + self.among_us
 
 
 class Family(Protocol):

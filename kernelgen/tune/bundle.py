@@ -316,7 +316,9 @@ class StepFacts:
     """bytes from the start of the workspace to token ids, positions and rows of all tokens"""
     workspace_bytes: int
     streams: bool
-    """how builds divide L1 cache and shared memory in it"""
+    """how builds divide L1 cache and shared memory in it: what streams gets more of the first"""
+    rings: bool = False
+    """the same: rings get all of the second"""
 
     @cached_property
     def id(self) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from kernelgen.codegen.cuda.carveout import streams
+from kernelgen.codegen.cuda.carveout import rings, streams
 from kernelgen.codegen.cuda.host import step_value_places
 from kernelgen.codegen.families import catalogue
 from kernelgen.codegen.step_args import ArgsLayout
@@ -87,6 +87,7 @@ def step_facts(
         values=(places[0], places[1], places[2]),
         workspace_bytes=places[-1] + plan.workspace_bytes,
         streams=streams(plan),
+        rings=rings(plan),
     )
 
 

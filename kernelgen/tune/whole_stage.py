@@ -101,14 +101,12 @@ class WholeStep:
     def launch(self, choices: Choices, stream: int) -> None:
         """Everything once, as builds launch it."""
         for number, launch in enumerate(self.step.prepare):
-            prepared = self._prepared("", str(number), (launch,), streamed=False)
+            prepared = self._prepared("", str(number), (launch,))
             given = parameters([self._plain(a, None) for a in launch.arguments])
             prepared[0].run(given, stream, overlap=launch.pdl)
         for use in self.step.uses:
             candidate = self.candidate(use.group, choices)
-            ready = self._prepared(
-                use.group, candidate.id, candidate.launches, streamed=self.step.streams
-            )
+            ready = self._prepared(use.group, candidate.id, candidate.launches)
             for launch, one in zip(candidate.launches, ready, strict=True):
                 one.run(self._parameters(use, launch), stream, overlap=launch.pdl)
 
@@ -127,12 +125,13 @@ class WholeStep:
         """Whether the step stores logits that nobody reads."""
         self.args[self.model.offset("counts") + _SPARED] = int(not kept)
 
-    def _prepared(
-        self, group: str, name: str, launches: tuple[Launch, ...], *, streamed: bool
-    ) -> list[Prepared]:
+    def _prepared(self, group: str, name: str, launches: tuple[Launch, ...]) -> list[Prepared]:
         if (group, name) not in self._known:
+            step = self.step if group else None  # what opens a step is no plan's own
+            streamed, ringed = (step.streams, step.rings) if step else (False, False)
             self._known[group, name] = [
-                self.load(one, carve_out(one.shared_bytes, streamed=streamed)) for one in launches
+                self.load(one, carve_out(one.shared_bytes, streamed=streamed, ringed=ringed))
+                for one in launches
             ]
         return self._known[group, name]
 

@@ -166,6 +166,22 @@ def test_row_kept_by_few_blocks(architecture: str, kind: str, outputs: int, bloc
     assert not _run(model, kernel, "gemv", tile, 1)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("architecture", architectures())
+def test_row_kept_in_two_pieces(architecture: str, kind: str) -> None:
+    """The second piece is as long as what is left, or longer."""
+    model = _with(architecture, kind)
+    kernel = model.kernel(model.block("layer"), _ops(model, kind), "gemv", "decode")
+    roles = kernel.match.roles
+    assert isinstance(roles, LinearRoles)
+    prep = row_prep(kernel.match.region, roles)
+    if prep and prep.passes > 1:
+        pytest.skip("its statistic has to be known before the products")
+    depth = next_power_of_two(roles.k) // 2
+    tile = {"outputs": 4, "depth": depth, "warps": 4, "blocks": 3}
+    assert not _run(model, kernel, "gemv", tile, 1)
+
+
 def _row_bytes(model: Tiny, kind: str) -> int:
     """Of what the product reads, in bfloat16."""
     block = model.graph.blocks[model.block("layer")]

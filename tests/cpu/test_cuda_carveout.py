@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import gpu_toy as toy
 
-from kernelgen.codegen.cuda.carveout import ALL, NONE, SOME, carve_outs, streams
+from kernelgen.codegen.cuda.carveout import ALL, NONE, SOME, carve_outs, rings, streams
 from kernelgen.planner.plan import Plan
 
 
@@ -36,6 +36,16 @@ def test_all_kernels_of_a_streaming_plan_ask_for_the_same() -> None:
         found = carve_outs([_plan(family)], toy.program().kernels, images)
         meant = {1024: small, 2048: small, 75_000: middle, 100_000: middle}
         assert found == {name: meant[image.shared_bytes] for name, image in images.items()}
+
+
+def test_all_memory_is_shared_throughout_a_plan_of_rings() -> None:
+    units = [one.unit for kernel in toy.KERNELS.values() for one in kernel.passes]
+    images = {u.name: toy.made_up_image(u, 90, shared_bytes=1024) for u in units}
+    assert rings(_plan("ring")) and not rings(_plan("skinny"))
+    plans = [_plan("ring"), _plan("gemm")]
+    assert set(carve_outs(plans, toy.program().kernels, images).values()) == {ALL}
+    plans.append(_plan("gemv"))  # kernels of both: registers are what needs the cache
+    assert set(carve_outs(plans, toy.program().kernels, images).values()) == {SOME}
 
 
 def test_what_does_not_fit_asks_for_all() -> None:

@@ -18,6 +18,7 @@ from kernelgen.core.errors import UsageError
 from kernelgen.tables.file import read_rows, table_path
 from kernelgen.tune.bundle import Bundle, Extents, Group, StepFacts, Use
 from kernelgen.tune.fake_measurer import FakeMeasurer
+from kernelgen.tune.in_step import NEAR
 from kernelgen.tune.sweep import Outcome
 
 FAKE = FakeMeasurer()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from kernelgen.codegen.families.triton_among import among_others_us
 from kernelgen.codegen.families.triton_choice import Best, OtherFields
 from kernelgen.codegen.families.triton_time import boundary
 from kernelgen.core.errors import KernelgenError
@@ -104,11 +105,13 @@ class TritonFamily:
         if isinstance(quote, Refusal):
             return quote
         found = self._look_up(match, sizes, device)
+        price = None
         if found.verdict in TUNED or (found.choice and not self.require_tuned):
-            return self._tuned(match, sizes, device, quote, found) or self._modelled(
-                quote, device, found
-            )
-        return self._modelled(quote, device, found)
+            price = self._tuned(match, sizes, device, quote, found)
+        price = price or self._modelled(quote, device, found)
+        launches = 1 + len(price.passes)
+        among = among_others_us(self.name, match.phase, launches, device)
+        return replace(price, among_us=among)
 
     def key(self, match: Match, sizes: Sizes, device: Device) -> TuningKey:
         """Under which name a match at given sizes is measured and looked up."""

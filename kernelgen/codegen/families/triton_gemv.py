@@ -39,7 +39,8 @@ _MOST_STORED = 64
 @dataclass(frozen=True)
 class GemvTile:
     """A tile is `outputs` columns. With `blocks` 0 each block computes one and walks K in steps of
-    `depth`; else so many blocks keep the whole row in registers and share the tiles.
+    `depth`; else so many blocks keep the whole row in registers and share the tiles. A row that is
+    longer than `depth` is kept in two pieces: no power of two wastes registers on it.
     """
 
     outputs: int
@@ -52,16 +53,21 @@ class GemvTile:
         """Whether blocks take one tile after the other."""
         return self.blocks > 0
 
+    def rest(self, k: int) -> int:
+        """Side of the second piece of a kept row of `k` elements; 0 where one holds it."""
+        return next_power_of_two(k - self.depth) if self.keeps_row and self.depth < k else 0
+
     def footprint(self, problem: Product) -> Footprint:
         """Registers: the weights of a step as stored; with more steps those of the next, too, and
         one float32 sum for each; or those of the next tile and the row.
         """
         threads = self.warps * WARP
-        stored = self.outputs * problem.most_matrices * self.depth / threads
+        depth = self.depth + self.rest(problem.k)
+        stored = self.outputs * problem.most_matrices * depth / threads
         words = stored * problem.weight_bits / 32
         held = words
         if self.keeps_row:
-            held = 2 * words + self.depth / threads
+            held = 2 * words + depth / threads
         elif self.depth < problem.k:
             held = 2 * words + stored + (_PREPARING if problem.prep else 0)
         registers = frame_registers(held)
@@ -71,11 +77,15 @@ class GemvTile:
         """Limits of the block, and steps that no row fills."""
         found = list(self.footprint(problem).problems(device))
         tiles = problem.tiles(self.outputs)
-        if self.keeps_row and (self.depth < problem.k or self.blocks >= tiles):
+        rest = self.rest(problem.k)
+        if self.keeps_row and (rest >= self.depth or self.blocks >= tiles):
             found.append(f"no rows of {problem.k} kept by {self.blocks} blocks for {tiles} tiles")
+        if rest and problem.lead_us:
+            found.append("a statistic of both pieces is known too late")
         if self.depth * problem.weight_bits < self.warps * WARP * 128 // self.outputs:
             found.append(Wasteful("less than 16 bytes of weights for each thread and step"))
-        if self.outputs * problem.most_matrices * self.depth > _MOST_STORED * self.warps * WARP:
+        depth = self.depth + rest
+        if self.outputs * problem.most_matrices * depth > _MOST_STORED * self.warps * WARP:
             found.append(Wasteful(f"more than {_MOST_STORED} weights for each thread and step"))
         if self.depth > max(256, next_power_of_two(problem.k)):
             found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
@@ -90,7 +100,7 @@ class GemvTile:
         grid = Grid(
             blocks=blocks,
             footprint=footprint,
-            steps=ceil_div(problem.k, self.depth) * ceil_div(tiles, blocks),
+            steps=self._steps(problem) * ceil_div(tiles, blocks),
             chain_us=self._chain_us(problem, ceil_div(tiles, blocks)),
             early_us=LATENCY_US,
             lead_us=problem.lead_us,
@@ -103,12 +113,16 @@ class GemvTile:
         )
         return timing(grid, demand, device)
 
+    def _steps(self, problem: Product) -> int:
+        """Rounds of loads for one tile."""
+        return 1 if self.keeps_row else ceil_div(problem.k, self.depth)
+
     def _chain_us(self, problem: Product, tiles: int) -> float:
         """Rounds of loads of one block. Warps that need the same part of the row get it through
         shared memory, with a barrier at each step.
         """
         finish = _FINISH_US * self.outputs * problem.most_matrices
-        steps = ceil_div(problem.k, self.depth)
+        steps = self._steps(problem)
         if steps == 1:
             return (tiles if self.keeps_row else 1) * (_ROUND_US + finish)
         shares = self.depth < self.warps * WARP * _LOADED

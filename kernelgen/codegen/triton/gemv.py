@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kernelgen.codegen.families.roles import LinearRoles
@@ -10,12 +13,21 @@ from kernelgen.codegen.families.triton_gemv import GemvTile
 from kernelgen.codegen.step_args import ArgsLayout
 from kernelgen.codegen.triton.expressions import stored, triton_name
 from kernelgen.codegen.triton.frame import Frame, Mask
-from kernelgen.codegen.triton.order import ahead, late
+from kernelgen.codegen.triton.order import Ahead, ahead, late
 from kernelgen.codegen.triton.product import GEMV, product_context, step_words
 from kernelgen.codegen.triton.tile_program import TileProgram
 from kernelgen.planner.network import Region
 
 _SUMS = ("sum0", "sum1")
+_PLACE = ("k", "real", "RAGGED")
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Statements of a row once more, for what the first piece of it leaves: other names."""
+
+    ahead: Ahead
+    statistics: Sequence[dict[str, Any]]
 
 
 def gemv_context(
@@ -29,10 +41,27 @@ def gemv_context(
     context["stored_row"] = _stored_row(region, roles, args) if roles.keeps else None
     rows, written = context["rows"], late(region)
     chosen = {line.partition(" = ")[0] for line in rows["chosen"]}
-    context["ahead"] = ahead([*rows["lines"], f"x_row = {rows['text']}"], written | chosen)
+    lines = [*rows["lines"], f"x_row = {rows['text']}"]
+    context["ahead"] = ahead(lines, written | chosen)
+    context["rest"] = (
+        _rest(lines, rows["statistics"], written | chosen) if tile.rest(roles.k) else 0
+    )
     for section in context["sections"]:
         finish_early(section, written)
     return context
+
+
+def _rest(lines: Sequence[str], statistics: Sequence[dict[str, Any]], written: set[str]) -> Rest:
+    made = [line.partition(" = ")[0] for line in lines] + [s["name"] for s in statistics]
+    names = re.compile(rf"\b({'|'.join((*_PLACE, *made))})\b")
+
+    def again(text: str) -> str:
+        return names.sub(r"\1_rest", text)
+
+    return Rest(
+        ahead([again(line) for line in lines], written),
+        [{**s, "name": again(s["name"]), "gather": again(s["gather"])} for s in statistics],
+    )
 
 
 def _stored_row(region: Region, roles: LinearRoles, args: ArgsLayout) -> dict[str, Any]:

@@ -170,6 +170,8 @@ def _gemv(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
     tiles = _tiles(region, roles, tile.outputs)
     grid = (min(tiles, tile.blocks or tiles) + roles.keeps, 1, 1)
     constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
+    if rest := tile.rest(roles.k):
+        constants["REST"] = rest
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
 
 
