@@ -26,9 +26,14 @@ from kernelgen.spec.model import CacheSpec
 from kernelgen.verify.bounds import evaluate_bounded
 from kernelgen.verify.interpreter import interpret
 
-PLANS = {"one": 1, "decode": 2, "mixed": 12}
-PHASES = {"one": "decode"}
+PLANS = {"one": 1, "decode": 2, "few": 12, "mixed": 12}
+PHASES = {"one": "decode", "few": "decode"}
 """of plans that are not called by it"""
+OUT = {
+    "few": ("experts_pairs", "experts_sorted"),
+    "mixed": ("experts_pairs", "experts_grouped"),
+}
+"""ways that a plan is not to take"""
 ELEMENTS = {"*fp32": torch.float32, "*i32": torch.int32, "*u8": torch.uint8}
 
 
@@ -44,7 +49,7 @@ class Planned:
         graph = Graph("moe", (self.block, end()), (Placement(0, None), Placement(1, None)))
         self.plans = {}
         for name, size in PLANS.items():  # sizes this small would all go pair by pair
-            left = [f for f in catalogue(device) if (f.name, name) != ("experts_pairs", "mixed")]
+            left = [f for f in catalogue(device) if f.name not in OUT.get(name, ())]
             planner = Planner(graph, device, device.target, left)
             self.plans[name] = planner.plan(PHASES.get(name, name), size)
 
@@ -95,7 +100,7 @@ def planned(shape: Shape) -> Planned:
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize(
-    ("phase", "tokens"), [("one", 1), ("decode", 2), ("decode", 1), ("mixed", 11)]
+    ("phase", "tokens"), [("one", 1), ("decode", 2), ("decode", 1), ("few", 11), ("mixed", 11)]
 )
 def test_kernels_are_right(name: str, phase: str, tokens: int) -> None:
     made, shape = planned(SHAPES[name]), SHAPES[name]
@@ -112,6 +117,7 @@ def test_all_ways_are_planned() -> None:
     assert {"mlp.router.choose", "mlp.router.weigh", "mlp.experts.act"} <= ops[1]
     assert {"mlp.experts.down", "mlp.shared.down", "mlp.residual"} <= ops[2]
     assert "experts_sorted" in {k.match.family.name for k in plans["mixed"].kernels}
+    assert "experts_grouped" in {k.match.family.name for k in plans["few"].kernels}
     groups = planned(SHAPES["a rank of three"]).plans["one"]
     assert "route" in {k.match.family.name for k in groups.kernels}
 
@@ -121,7 +127,7 @@ FORMATS = ("mxfp4", "nvfp4", "fp8_channel", "fp8_block128", "int4_g32", "int8_g6
 
 @pytest.mark.row("R-068")
 @pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize(("phase", "tokens"), [("one", 1), ("mixed", 11)])
+@pytest.mark.parametrize(("phase", "tokens"), [("one", 1), ("few", 11), ("mixed", 11)])
 def test_quantised_experts(kind: str, phase: str, tokens: int) -> None:
     inner = 45 if kind.startswith("fp8") else 64
     shape = Shape(hidden=192 if inner == 64 else 150, inner=inner, shared=0, format=kind)

@@ -87,7 +87,7 @@ def block_of(shape: Shape, dtype: DType) -> Block:
     x = scope.stream(shape.hidden)
     expert = MlpSpec(shape.inner, Activation.SILU, limit=shape.limit)
     shared = MlpSpec(shape.shared, Activation.SILU, limit=shape.limit) if shape.shared else None
-    spec = MoeSpec(shape.router, expert, shared)
+    spec = MoeSpec(shape.router, expert, shared=shared)
     row = scope.apply("mlp.input", Pointwise(arg(0) * 1.0, dtype), x)
     parts = mixture(scope, "mlp", row, spec, experts=shape.experts)
     out = add_residual(scope, "mlp.residual", x, *parts, multiplier=0.26)

@@ -31,8 +31,9 @@ from kernelgen.ops.expert_linear import distinct_experts
 from kernelgen.planner.family import Pass, Refusal
 from kernelgen.planner.network import Region
 
-ORDER_BLOCK = 1024
-"""pairs that a block of the sorting launch looks at together"""
+ORDER_BLOCK = 4096
+"""pairs that a block of the sorting launch looks at together: rounds of loads follow each other"""
+ORDER_WARPS = 8
 _TENSOR_SHARE = 0.5
 _LEAST_WORDS = 16
 _DECODE_OPS = 8

@@ -6,7 +6,7 @@ from typing import Any
 
 from kernelgen.codegen.cuda.launches import GpuKernel, Grid
 from kernelgen.codegen.families.expert_roles import ExpertRoles
-from kernelgen.codegen.families.triton_block import ceil_div
+from kernelgen.codegen.families.triton_block import WARP, ceil_div
 from kernelgen.codegen.families.triton_experts_pairs import PairsTile
 from kernelgen.codegen.triton.experts import experts_context
 from kernelgen.codegen.triton.expressions import triton_name
@@ -20,6 +20,8 @@ from kernelgen.planner.network import Region
 from kernelgen.planner.plan import Kernel
 
 _MOST_TOGETHER = 6
+_COMPARED = 32
+"""comparisons of a thread that take less time than two rounds of a choice, two sums each"""
 _PAIR = Frame("row", "col", Mask("mine"), Mask("mine"), Mask("live"))
 
 
@@ -36,7 +38,7 @@ def pairs_kernel(
         return (ceil_div(context["n"], tile.outputs), sizes.tokens * rows, 1)
 
     found = ahead(context["lines"], late(region), ("sum0", "sum1"))
-    more = {
+    more: dict[str, Any] = {
         "given": [f"{name} = {text}" for name, text in (*found.early, *found.late)],
         "lines": list(found.work),
         "together": _together(context["top"]),
@@ -44,9 +46,15 @@ def pairs_kernel(
         "beside": _beside(region, roles),
         "route": route_context(region, roles.route) if roles.route else None,
     }
+    more["ranked"] = bool(roles.route) and ranked(more["route"]["width"], tile)
     constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
     shape = (tile.warps, 1)
     return single_launch(kernel, why, "experts_pairs", context | more, tile, constants, shape, grid)
+
+
+def ranked(width: int, tile: PairsTile) -> bool:
+    """Whether comparing all experts with all others is less than the rounds of a choice."""
+    return width * width <= _COMPARED * tile.warps * WARP
 
 
 def _together(top: int) -> int:

@@ -12,6 +12,7 @@ from kernelgen.codegen.families.triton_block import ceil_div, next_power_of_two
 from kernelgen.codegen.families.triton_experts import experts_format
 from kernelgen.codegen.families.triton_experts_sorted import (
     ORDER_BLOCK,
+    ORDER_WARPS,
     SortedTile,
     most_bands,
     start_words,
@@ -25,11 +26,11 @@ from kernelgen.codegen.triton.single import declared, single_launch
 from kernelgen.ir.types import Sizes
 from kernelgen.planner.plan import SCRATCH, Kernel
 
-_BAND = Frame(
+BAND = Frame(
     "pair[:, None]", "col[None, :]", Mask("mine"), Mask("(col < N)[None, :]"), Mask("live[:, None]")
 )
 # Packed: columns are the long side of the tensor cores' product, numbers stay in registers.
-_PACKED_BAND = Frame(
+PACKED_BAND = Frame(
     "pair[None, :]", "col[:, None]", Mask("mine"), Mask("(col < N)[:, None]"), Mask("live[None, :]")
 )
 
@@ -40,7 +41,7 @@ def sorted_kernel(
     """Two launches: pairs sorted by expert, then tiles of pairs of one expert."""
     tile, region, roles = SortedTile(**choice), kernel.match.region, kernel.match.roles
     assert isinstance(roles, ExpertRoles)
-    frame = _BAND if experts_format(region, roles) is None else _PACKED_BAND
+    frame = BAND if experts_format(region, roles) is None else PACKED_BAND
     context = experts_context(region, roles, frame) | {"exact": not narrow(region, roles)}
     experts, top = context["experts"], context["top"]
     context |= {"starts": start_words(experts), "width": next_power_of_two(experts + 2)}
@@ -74,7 +75,7 @@ def _order(kernel: Kernel, roles: ExpertRoles, context: Mapping[str, Any]) -> Gp
         function=function,
         signature=tuple(g.argument for g in found),
         constants=(("BLOCK", ORDER_BLOCK),),
-        num_warps=4,
+        num_warps=ORDER_WARPS,
         num_stages=1,
         pdl=True,
     )
