@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,27 @@ _LONG = (
     "archs/test_verify_command.py",
     "cpu/test_pipeline.py",
 )
+# What these say of generated C++ does not depend on how well it is optimised, and a third of their
+# time is the optimiser's. All other tests, those of every architecture among them, compile as
+# builds do.
+_HARDLY_OPTIMISED = (
+    "archs/test_verify_command.py",
+    "cpu/test_float8_cache.py",
+    "cpu/test_formats_cpu.py",
+    "cpu/test_moe.py",
+    "cpu/test_moe_packed.py",
+    "cpu/test_other_weights.py",
+    "cpu/test_quantised_models.py",
+    "cpu/test_runtime_nan.py",
+    "cpu/test_sampling_cpu.py",
+    "cpu/test_scan_kernels.py",
+    "cpu/test_verify_build.py",
+    "cpu/test_verify_built.py",
+    "cpu/test_verify_gpu.py",
+    "cpu/test_verify_kernels.py",
+    "cpu/test_verify_model.py",
+    "cpu/test_verify_sanitizer.py",
+)
 _ROW = re.compile(r"R-\d{3}|B-\d{2}")
 _GPU_FOLDERS = ("gpu", "multi")
 
@@ -77,6 +98,22 @@ def _place(item: pytest.Item) -> int:
     """Long files first; the sort keeps the order of everything else."""
     name = "/".join(item.path.parts[-2:])
     return _LONG.index(name) if name in _LONG else len(_LONG)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hardly_optimised(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
+    """C++ of the modules named above is compiled with -O1, unless `$CXX` says by what."""
+    if "/".join(request.path.parts[-2:]) not in _HARDLY_OPTIMISED or os.environ.get("CXX"):
+        yield
+        return
+    from model_builds import at_level, compiler
+
+    place = compiler(tmp_path_factory.mktemp("compiler") / "g++", at_level(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CXX", place)
+        yield
 
 
 @pytest.fixture(scope="session")

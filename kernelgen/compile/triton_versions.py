@@ -101,9 +101,12 @@ def _language(function: Any, unit: TritonUnit) -> tuple[Any, dict[str, str]]:
     from triton.experimental.gluon import language
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout
+    from triton.experimental.gluon.language.nvidia.hopper import tma
 
     if not hasattr(language, "thread_barrier"):  # so it is called up to 3.6
         language.thread_barrier = language.barrier
+    if hasattr(tma, "async_load"):  # so it is called from 3.8 on; 3.9 knows no other name
+        tma.async_copy_global_to_shared = tma.async_load
     for a in unit.signature:
         if a.block:
             bits = _LINE_BITS[a.type[len("tensordesc<") : a.type.index("[")]]

@@ -398,3 +398,11 @@ def test_what_spilled_is_made_narrower(name: str, word: str, widths: tuple[int, 
         assert unit.tile == f"{word} {columns}, warps 8"
         assert re.search(rf"^(COLUMNS|WIDE) = tl.constexpr\({columns}\)", unit.text, re.M)
         refused.add(unit.tile)
+
+
+def test_a_choice_that_spilled_has_more_warps() -> None:
+    refused: set[str] = set()
+    for warps in (8, 16, 16):
+        unit = following_kernels(layout(), 259, refused)["refine"].passes[1].unit
+        assert (unit.tile, unit.num_warps) == (f"chosen 2048, warps {warps}", warps)
+        refused.add(unit.tile)

@@ -39,6 +39,8 @@ _MASKED = (WIDE, WIDE // 2, WIDE // 4)
 a time, and spills"""
 _TOLD = (WIDE, WIDE // 2)
 """logits of a step of `tell_logprobs`, likewise: 2048 spill for sm_80 where they divide"""
+_CHOSEN = (WARPS, 2 * WARPS)
+"""warps of `refine_choose`: with the assembler of Triton 3.9 eight spill for a small vocabulary"""
 _POINTERS = {
     "token_ids": (Pointer.TOKEN_IDS, "*i32", "int32[T]"),
     "positions": (Pointer.POSITIONS, "*i32", "int32[T]"),
@@ -72,7 +74,10 @@ def following_kernels(
     rules = gpu_rules(vocabulary)
     return {
         REFINE: GpuKernel(
-            (_edit(args, rules, vocabulary, refused), _choose(args, rules, vocabulary))
+            (
+                _edit(args, rules, vocabulary, refused),
+                _choose(args, rules, vocabulary, refused),
+            )
         ),
         KEEP_MASKS: GpuKernel((_masks(args, rules, vocabulary, refused),)),
         TELL: GpuKernel((_logprobs(args, rules, vocabulary, refused),)),
@@ -123,8 +128,14 @@ _MASKS = ("logits", "rules", "masks", "args")
 _TELL = ("logits", "sampled", "rules", "logprobs", "args")
 
 
-def _choose(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
+def _chosen_text(warps: int) -> str:
+    return f"chosen 2048, warps {warps}"
+
+
+def _choose(args: ArgsLayout, rules: RulesLayout, vocabulary: int, refused: Set[str]) -> GpuPass:
     tile = _tile(vocabulary)
+    legal = [warps for warps in _CHOSEN if _chosen_text(warps) not in refused]
+    warps = legal[0] if legal else _CHOSEN[-1]
     constants = sample_constants(vocabulary, tile, Maxima(), args, has_rules=True)
     text = render(
         "triton/sample.py.j2",
@@ -135,7 +146,8 @@ def _choose(args: ArgsLayout, rules: RulesLayout, vocabulary: int) -> GpuPass:
         **constants | {"words": _words(args, rules)},
     )
     blocks = tile.blocks(vocabulary)
-    return _pass("refine_choose", text, _CHOOSE, lambda s: (blocks, s.capacity.rows, 1))
+    made = _pass("refine_choose", text, _CHOOSE, lambda s: (blocks, s.capacity.rows, 1))
+    return replace(made, unit=replace(made.unit, tile=_chosen_text(warps), num_warps=warps))
 
 
 def _masks_text(columns: int) -> str:
