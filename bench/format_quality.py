@@ -1,6 +1,6 @@
 """What each weight format costs SmolLM2-135M: KL divergence from bfloat16, and perplexity.
 
-    python bench/format_quality.py WEIGHTS [--formats NAME,...] [--threads 2] [--json FILE] [--record]
+    python bench/format_quality.py WEIGHTS [--formats NAME,...] [--json FILE] [--record]
 
 WEIGHTS is a checkpoint folder (`python tests/oracle/make_smollm2.py DIR` writes one); its matrices
 are quantised when they are loaded, as `kernelgen build --quantization-config` asks. The texts are
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kernelgen_runtime import LLM
 from results import put, table
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -32,7 +33,6 @@ from kernelgen.cli.machine import best_isa
 from kernelgen.cli.model import resolve
 from kernelgen.formats import weight_format
 from kernelgen.formats.reference import dequantise, quantise
-from kernelgen_runtime import LLM
 
 HERE = Path(__file__).resolve().parent
 FORMATS = (
@@ -40,7 +40,7 @@ FORMATS = (
     "int5_g32", "nvfp4", "mxfp4", "int4_g32", "int4_g64", "int3_g32", "int2_g32",
 )  # fmt: skip
 SAME_WEIGHTS = 2e-3
-"""nats: rounding activations to bfloat16, all that may differ where weights are the same, costs this
+"""nats: rounding activations to bfloat16, all that differs where weights are the same, costs this
 model 4e-4"""
 
 
@@ -134,8 +134,7 @@ def write_definition(weights: Path, out: Path, name: str) -> Path:
 def _tensors(weights: Path) -> Iterator[tuple[str, torch.Tensor]]:
     for file in sorted(weights.glob("*.safetensors")):
         with safe_open(file, "pt") as held:
-            for key in held.keys():  # noqa: SIM118: not a dict
-                yield key, held.get_tensor(key)
+            yield from ((key, held.get_tensor(key)) for key in held.keys())  # noqa: SIM118
 
 
 def from_definition(
