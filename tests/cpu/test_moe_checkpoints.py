@@ -15,6 +15,7 @@ from format_samples import packed
 from model_builds import QUICK, compiler, this_isa
 from safetensors.torch import save_file
 
+from kernelgen.archs.architecture import Architecture
 from kernelgen.archs.registry import architectures
 from kernelgen.cli.building import build_model
 from kernelgen.cli.model import resolve
@@ -34,11 +35,16 @@ from kernelgen.verify import model_checks
 from kernelgen.verify.built import read_build
 from kernelgen.verify.model_checks import ModelUnderTest, check_model
 
-GRANITE = {"hidden_size": 128, "intermediate_size": 128, "shared_intermediate_size": 128,
+TOGETHER = {"hidden_size": 128, "intermediate_size": 128, "shared_intermediate_size": 128,
            "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"],
            "layer_rope_theta": [10000.0, 0], "num_local_experts": 4,
            "num_experts_per_tok": 2}  # fmt: skip
-KIMI = {"hidden_size": 64, "moe_intermediate_size": 32, "intermediate_size": 96}
+ALONE = {
+    "hidden_size": 64,
+    "moe_intermediate_size": 64,
+    "intermediate_size": 96,
+    "kv_lora_rank": 28,
+}
 
 
 def weights(bits: int, kind: str, strategy: str, size: int | None) -> dict[str, Any]:
@@ -61,18 +67,25 @@ class Producer:
     format: str
     packing: str
     names: Mapping[str, str]
-    architecture: str = "granitemoe_swa"
+    sizes: Mapping[str, Any] = field(default_factory=lambda: TOGETHER)
     which: Callable[[str], bool] = lambda name: ".experts." in name
     shape: Callable[[str, Any], Any] = lambda part, array: array
     unread: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def sizes(self) -> Mapping[str, Any]:
-        return GRANITE if self.architecture == "granitemoe_swa" else KIMI
+    def routed_layers(self) -> int:
+        return 2 if self.sizes is TOGETHER else 4
 
     @property
-    def routed_layers(self) -> int:
-        return 2 if self.architecture == "granitemoe_swa" else 4
+    def architecture(self) -> Architecture:
+        """The first one whose config has all those sizes."""
+        return next(a for a in architectures().values() if set(self.sizes) <= set(tiny(a)))
+
+
+def tiny(architecture: Architecture) -> dict[str, Any]:
+    """Its smallest config."""
+    found: dict[str, Any] = json.loads((architecture.folder / "tiny.json").read_text())
+    return found
 
 
 def whole_blocks(part: str, array: Any) -> Any:
@@ -116,23 +129,23 @@ PRODUCERS = {
         compressed("re:.*\\.experts\\..*", 8, "float", "channel", None),
         "fp8_channel", "float8", {"codes": "", "scale": "_scale"},
     ),
-    "Kimi, INT4 matrix by matrix": Producer(
+    "INT4 matrix by matrix": Producer(
         compressed("re:.*\\.experts\\..*", 4, "int", "group", 32),
-        "int4_g32", "packed_int", {"codes": "_packed", "scale": "_scale"}, "kimi_linear",
+        "int4_g32", "packed_int", {"codes": "_packed", "scale": "_scale"}, ALONE,
         unread={"_shape": torch.zeros(2, dtype=torch.int64)},
     ),
-    "Kimi, MXFP4 matrix by matrix": Producer(
+    "MXFP4 matrix by matrix": Producer(
         compressed("re:.*\\.experts\\..*", 4, "float", "group", 32),
-        "mxfp4", "nibbles", {"codes": "_packed", "scale": "_scale"}, "kimi_linear",
+        "mxfp4", "nibbles", {"codes": "_packed", "scale": "_scale"}, ALONE,
     ),
 }  # fmt: skip
 
 
 def write(folder: Path, producer: Producer) -> Path:
     """config.json and the weights as the producer names them."""
-    architecture = architectures()[producer.architecture]
-    config = json.loads((architecture.folder / "tiny.json").read_text()) | producer.sizes
-    config |= {"torch_dtype": "bfloat16"}
+    architecture = producer.architecture
+    config = tiny(architecture) | producer.sizes
+    config |= {"dtype" if "dtype" in config else "torch_dtype": "bfloat16"}
     spec = architecture.read(ConfigFile("config.json", config))
     made, tensors = torch.Generator().manual_seed(3), dict[str, torch.Tensor]()
     shapes = {r.name: r.shape for r in architecture.checkpoint(
@@ -245,24 +258,24 @@ def spoiled(tmp_path: Path, name: str, change: Callable[[dict[str, torch.Tensor]
 
 
 STACK = "model.layers.0.block_sparse_moe.experts.gate_up_proj"
-ALONE = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
+MATRIX = "model.layers.1.block_sparse_moe.experts.3.w1.weight"
 
 
 def test_an_expert_that_is_stored_in_another_way(tmp_path: Path) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         for end in ("_packed", "_scale", "_shape"):
-            del tensors[f"{ALONE}{end}"]
-        tensors[ALONE] = torch.zeros(32, 64, dtype=torch.bfloat16)
+            del tensors[f"{MATRIX}{end}"]
+        tensors[MATRIX] = torch.zeros(64, 64, dtype=torch.bfloat16)
 
-    told = spoiled(tmp_path, "Kimi, INT4 matrix by matrix", change)
+    told = spoiled(tmp_path, "INT4 matrix by matrix", change)
     assert "experts.3.w1 is not stored as" in told and "one format for all experts" in told
 
 
 @pytest.mark.parametrize(
     ("name", "lost"),
     [("gpt-oss", f"{STACK}_scales"), ("transformers, FP8 blocks", f"{STACK}_scale_inv"),
-     ("Kimi, INT4 matrix by matrix", f"{ALONE}_scale")],
+     ("INT4 matrix by matrix", f"{MATRIX}_scale")],
 )  # fmt: skip
 def test_scales_that_are_missing(name: str, lost: str, tmp_path: Path) -> None:
-    told = spoiled(tmp_path, name, lambda tensors: tensors.pop(lost) and None)
+    told = spoiled(tmp_path, name, lambda tensors: tensors.__delitem__(lost))
     assert lost.removesuffix("s") in told and "missing" in told
