@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from kernelgen.core.errors import UsageError
 from kernelgen.core.jsonio import load_object
 from kernelgen.formats.announced import SIDE_FILES, read_announcement
 from kernelgen.formats.announcement import WHERE, Announcement
-from kernelgen.formats.assign import Module, Part, Several, assign
+from kernelgen.formats.assign import Experts, Held, Module, Part, Several, assign
 from kernelgen.formats.online import Online, read_online
-from kernelgen.formats.several import refuse_several
-from kernelgen.formats.stored import StoredMatrix
+from kernelgen.formats.stored import EXPERT, StoredMatrix
 from kernelgen.ir.graph import Graph
 from kernelgen.ir.parameters import parameters
 from kernelgen.ir.reformat import product_weights, router_weights, with_formats
@@ -98,29 +98,44 @@ def formats_of(
     }
     if quantisation.announced is not None:
         announcement = read_announcement(quantisation.announced, stored == FLOAT16)
-    products, modules, others = product_weights(graph), dict[str, Module](), list[str]()
-    parameter, several, routers = dict[str, str](), dict[str, Several](), router_weights(graph)
-    for rule in rules:
-        name = rule.name.removesuffix(_WEIGHT)
-        if rule.take is not None or len(rule.shape) > 2:
-            several[name] = _with_part(several.get(name), rule, sizes[rule.parameter])
-        elif len(rule.shape) == 2 and rule.name.endswith(_WEIGHT):
-            modules[name] = Module(name, *rule.shape, rule.parameter in products)
-            parameter[name] = rule.parameter
-        elif rule.name.endswith(_WEIGHT):
-            others.append(name)
     header = read_headers(source.folder) if source.folder is not None else None
-    refuse_several((held.tensor for held in several.values()), announcement, header)
     if header is None and announcement is not None:
         announcement = announcement.but(plain)
-    plainly = frozenset(name for name, full in parameter.items() if full in routers)
-    found = assign(
-        modules, tuple(others), announcement, quantisation.online, header, several, plainly
-    )
+    held, parameter = _held(graph, rules, sizes)
+    found = assign(held, announcement, quantisation.online, header)
     matrices = {parameter[name]: matrix for name, matrix in found.matrices.items()} | found.parts
     kinds = {name: matrix.kind for name, matrix in matrices.items()}
     ignored, cache = _ignored(matrices, announcement), announcement.cache if announcement else ""
     return Formats(with_formats(graph, kinds), matrices, ignored, tuple(found.notes), cache)
+
+
+def _held(
+    graph: Graph, rules: Sequence[TensorRule], sizes: Mapping[str, tuple[int, ...]]
+) -> tuple[Held, dict[str, str]]:
+    """What the checkpoint's tensors hold, and the parameter of every module of one matrix."""
+    products, routers = product_weights(graph), router_weights(graph)
+    modules, parameter, others = dict[str, Module](), dict[str, str](), list[str]()
+    several, experts = dict[str, Several](), dict[str, Experts]()
+    for rule in rules:
+        name, is_matrix = rule.name.removesuffix(_WEIGHT), rule.name.endswith(_WEIGHT)
+        if (rule.take is not None or len(rule.shape) > 2) and rule.parameter not in products:
+            modules[name] = Module(name, prod(rule.shape[:-1]), rule.shape[-1], product=False)
+        elif rule.take is not None or len(rule.shape) > 2:
+            several[name] = _with_part(several.get(name), rule, sizes[rule.parameter])
+        elif rule.expert is not None and is_matrix and len(rule.shape) == 2:
+            if rule.expert == 0:
+                before, _, after = name.rpartition(".0.")
+                stack = Experts(
+                    f"{before}.{EXPERT}.{after}", rule.parameter, *sizes[rule.parameter]
+                )
+                experts[rule.parameter] = stack
+        elif len(rule.shape) == 2 and is_matrix:
+            modules[name] = Module(name, *rule.shape, rule.parameter in products)
+            parameter[name] = rule.parameter
+        elif is_matrix:
+            others.append(name)
+    plain = frozenset(name for name, full in parameter.items() if full in routers)
+    return Held(modules, tuple(others), several, tuple(experts.values()), plain), parameter
 
 
 def _with_part(held: Several | None, rule: TensorRule, shape: tuple[int, ...]) -> Several:
@@ -140,7 +155,7 @@ def _ignored(
             suffixes.update(dict.fromkeys(matrix.packing.unused))
             if matrix.packing.zero and not matrix.kind.zero:
                 suffixes[matrix.packing.zero] = None
-    found = [rf".+\.{re.escape(suffix)}" for suffix in suffixes]
+    found = [rf".+[._]{re.escape(suffix)}" for suffix in suffixes]
     if announcement is not None:
         found.append(r".+\.(?:[kvq]_scale|kv_scale|[kvq]_proj\.[kvq]_scale|output_scale)")
     return tuple(found)

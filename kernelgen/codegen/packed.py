@@ -29,13 +29,14 @@ def packed_source(matrix: StoredMatrix) -> dict[str, Any]:
         },
         "tensors": matrix.names,
         **({"stack": matrix.stack} if matrix.stack > 1 else {}),
+        **({"each": True} if matrix.each else {}),
         **({"take": list(matrix.take)} if matrix.take is not None else {}),
     }
 
 
 def packed_tensors(matrices: Iterable[StoredMatrix]) -> list[dict[str, Any]]:
     """What the checkpoint must (or, `optional`, may) hold for them; what two share is said once."""
-    tensors = {tensor.name: tensor for matrix in matrices for tensor in matrix.tensors}
+    tensors = {tensor.name: tensor for matrix in matrices for tensor in matrix.files}
     return [
         {
             "name": tensor.name,

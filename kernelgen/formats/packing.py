@@ -64,6 +64,7 @@ PACKINGS: Mapping[str, Packing] = MappingProxyType(
             Packing("int8_bytes", "signed", unused=_ACTIVATIONS),
             Packing("nibbles", "nibbles", codes="weight_packed", unused=_ACTIVATIONS),
             Packing("nibbles_plain", "nibbles", unused=_ACTIVATIONS),
+            Packing("nibbles_blocks", "nibbles", codes="weight_blocks", scale="weight_scales"),
             Packing(
                 "nvfp4_divisor",
                 "nibbles",
@@ -88,6 +89,7 @@ PACKINGS: Mapping[str, Packing] = MappingProxyType(
     }
 )
 """float8: compressed-tensors, ModelOpt, native; float8_inv: DeepSeek, AutoRound; float8_short:
-DeepSeek V4. nibbles: MXFP4 of compressed-tensors; nibbles_plain: of Quark and DeepSeek V4.
-nvfp4_divisor: compressed-tensors; nvfp4_factor: ModelOpt. packed_int: compressed-tensors. gptq
-stores zero points less one, gptq_v2 and the `auto_round` label as they are."""
+DeepSeek V4. nibbles: MXFP4 of compressed-tensors; nibbles_plain: of Quark and DeepSeek V4;
+nibbles_blocks: of gpt-oss, `gate_up_proj_blocks`. nvfp4_divisor: compressed-tensors; nvfp4_factor:
+ModelOpt. packed_int: compressed-tensors. gptq stores zero points less one, gptq_v2 and the
+`auto_round` label as they are."""

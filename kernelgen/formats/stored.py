@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from kernelgen.core.errors import UnsupportedError, UsageError
@@ -13,6 +13,8 @@ from kernelgen.formats.packing import PACKINGS, Packing
 
 Header = Mapping[str, tuple[str, tuple[int, ...]]]
 """tensor → safetensors type and shape"""
+EXPERT = "{expert}"
+"""in the name of a tensor: the number of the matrix in its stack"""
 PLAIN = ("BF16", "F16", "F32")
 _SUFFIXES = ("weight_scale", "weight_scale_inv", "scale", "scales", "weight_packed", "qweight")
 
@@ -32,9 +34,9 @@ class FileTensor:
 class StoredMatrix:
     """A quantised matrix `[n, k]`: its format, and the tensors it is read or made from.
 
-    `packing` None: one plain tensor (`weight`), quantised when it is loaded. It may then be a
-    `stack` of matrices, each with scales of its own; `take` as in `TensorRule`: their rows among
-    those of the tensor.
+    `packing` None: one plain tensor (`weight`), quantised when it is loaded. It may be a `stack` of
+    matrices, each with scales of its own; `take` as in `TensorRule`: their rows among those of the
+    tensors. `each`: every matrix of the stack has tensors of its own, whose names hold `{expert}`.
     """
 
     kind: WeightFormat
@@ -44,11 +46,23 @@ class StoredMatrix:
     tensors: tuple[FileTensor, ...]
     stack: int = 1
     take: tuple[int, int, int] | None = None
+    each: bool = False
 
     @property
     def names(self) -> dict[str, str]:
         """Part → tensor."""
         return {t.part: t.name for t in self.tensors}
+
+    @property
+    def files(self) -> tuple[FileTensor, ...]:
+        """Every tensor of the checkpoint by its own name."""
+        if not self.each:
+            return self.tensors
+        return tuple(
+            replace(t, name=t.name.replace(EXPERT, str(e)))
+            for e in range(self.stack)
+            for t in self.tensors
+        )
 
 
 def looks_quantised(module: str, header: Header) -> bool:
@@ -68,7 +82,7 @@ def stored_matrix(
     if header is not None:
         packing = _suffix(module, packing, header)
         kind = _as_stored(module, n, k, kind, packing, header)
-    _check_sizes(module, n, k, kind, packing)
+    check_sizes(module, n, k, kind, packing)
     tensors = [
         FileTensor(t.part, f"{module}.{t.name}", _spelled(module, t, header), t.dtypes, t.optional)
         for t in _parts(n, k, kind, packing)
@@ -124,7 +138,8 @@ def _as_stored(
     return kind
 
 
-def _check_sizes(module: str, n: int, k: int, kind: WeightFormat, packing: Packing) -> None:
+def check_sizes(module: str, n: int, k: int, kind: WeightFormat, packing: Packing) -> None:
+    """`UnsupportedError` where sizes do not fill what codes and scales share."""
     bits, problem = kind.code.bits, ""
     if packing.arrangement == "nibbles" and k % 2:
         problem = f"K = {k} is odd: two codes share a byte"

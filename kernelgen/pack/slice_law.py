@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernelgen.pack.slice_parts import Range
+from kernelgen.pack.slice_parts import EXPERT, Range
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,13 @@ def described(weight: Mapping[str, Any]) -> Described | None:
     n, k, stack = packed["rows"], packed["cols"], int(packed.get("stack", 1))
     if packed["packing"] is not None:
         return Described(n, k, stack, (), packed, cut)
-    # A plain tensor, quantised when it is loaded.
+    # Plain tensors, quantised when they are loaded.
+    if packed.get("each"):
+        name = packed["tensors"]["weight"]
+        alone = [
+            {"tensor": name.replace(EXPERT, str(e)), "rows": n, "cols": k} for e in range(stack)
+        ]
+        return Described(n, k, stack, alone, None, cut)
     plain = {"tensor": packed["tensors"]["weight"], "rows": n * stack, "cols": k}
     take = {"take": packed["take"]} if "take" in packed else {}
     return Described(n, k, stack, (plain | take,), None, cut)

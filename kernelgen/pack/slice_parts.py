@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+EXPERT = "{expert}"
+"""in a tensor's name: the number of the matrix in its stack"""
 Range = tuple[int, int]
 Box = tuple[Range, ...]
 Found = tuple[str, tuple[int, ...], Box, tuple[int, ...], str]
@@ -52,24 +54,47 @@ def plain_slices(
 
 
 def packed_slices(
-    packed: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], rows: Range, columns: Range
+    packed: Mapping[str, Any],
+    shapes: Mapping[str, tuple[int, ...]],
+    box: tuple[Range, Range, Range],
 ) -> Iterator[Found]:
-    """The slices of every tensor of a packed matrix.
+    """The slices of every tensor of a packed matrix, or of a stack of them, of which `box` has
+    experts, rows and columns.
 
     ValueError where a range ends inside a block of scales or a word of codes.
     """
+    experts, rows, columns = box
+    stack = int(packed.get("stack", 1))
+    first, _, period = packed.get("take") or (0, 0, int(packed["rows"]))
+    lines, sizes = (first + rows[0], first + rows[1]), {"n": period, "k": int(packed["cols"])}
     for part, tensor in packed["tensors"].items():
-        if part == "order" and tensor not in shapes:
+        if part == "order" and tensor.replace(EXPERT, str(experts[0])) not in shapes:
             continue
-        axes = _packed_axes(packed, part)
-        ranges = {"n": rows, "k": columns}
-        sizes = {"n": int(packed["rows"]), "k": int(packed["cols"])}
-        view, box = [], []
-        for axis, bits, unit in axes:
-            size = -(-sizes[axis] * bits // unit) if unit else 1
-            view.append(size)
-            box.append(_stored(ranges[axis], sizes[axis], bits, unit, size, f"{tensor} ({axis})"))
-        yield tensor, tuple(view), tuple(box), (0,) * len(view), part
+        view, found = _box(packed, part, sizes, {"n": lines, "k": columns}, tensor)
+        if packed.get("each"):
+            for e in range(*experts):
+                at = (e - experts[0], *(0,) * len(view))
+                yield tensor.replace(EXPERT, str(e)), view, found, at, part
+        elif stack > 1:
+            yield tensor, (stack, *view), (experts, *found), (0,) * (1 + len(view)), part
+        else:
+            yield tensor, view, found, (0,) * len(view), part
+
+
+def _box(
+    packed: Mapping[str, Any],
+    part: str,
+    sizes: Mapping[str, int],
+    ranges: Mapping[str, Range],
+    tensor: str,
+) -> tuple[tuple[int, ...], Box]:
+    """How a part of one matrix is seen, and the entries in it that hold the ranges."""
+    view, box = [], []
+    for axis, bits, unit in _packed_axes(packed, part):
+        size = -(-sizes[axis] * bits // unit) if unit else 1
+        view.append(size)
+        box.append(_stored(ranges[axis], sizes[axis], bits, unit, size, f"{tensor} ({axis})"))
+    return tuple(view), tuple(box)
 
 
 def _packed_axes(packed: Mapping[str, Any], part: str) -> list[tuple[str, int, int]]:

@@ -112,7 +112,7 @@ def _of_rank(
     """What a rank has of one weight. ValueError where it cannot have its share."""
     experts, rows, columns = shared(what, place)
     if what.packed is not None:
-        found = packed_slices(what.packed, shapes, rows, columns)
+        found = packed_slices(what.packed, shapes, (experts, rows, columns))
     else:
         found = plain_slices(what.parts, what.stack, what.n, (experts, rows, columns))
     is_vector = bool(what.parts) and what.parts[0]["cols"] == 1

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from kernelgen.core.errors import UsageError
 from kernelgen.formats import WeightFormat, weight_format
+from kernelgen.formats.format import WHOLE
 from kernelgen.formats.packing import Packing
 from kernelgen.formats.reference import dequantise, quantise
 from kernelgen.formats.unpack import unpack
@@ -16,8 +17,9 @@ from kernelgen.formats.unpack import unpack
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """One matrix `[n, k]`; `packing` None: quantised from a plain tensor at load, then perhaps a
-    `stack` of them, whose rows the tensor has among others where there is a `take`."""
+    """One matrix `[n, k]`, or a `stack` of them; `packing` None: quantised from a plain tensor at
+    load. Rows lie among others where there is a `take`; `each`: every matrix has its own tensors,
+    whose names hold `{expert}`."""
 
     kind: WeightFormat
     packing: Packing | None
@@ -27,6 +29,19 @@ class PackedMatrix:
     """part → tensor of the checkpoint"""
     stack: int = 1
     take: tuple[int, int, int] | None = None
+    each: bool = False
+
+    @property
+    def alone(self) -> list[PackedMatrix]:
+        """The matrices that have tensors of their own."""
+        if not self.each:
+            return [self]
+        return [
+            replace(self, stack=1, each=False, tensors={
+                part: name.replace("{expert}", str(e)) for part, name in self.tensors.items()
+            })
+            for e in range(self.stack)
+        ]  # fmt: skip
 
 
 def packed_matrices(manifest: Mapping[str, Any]) -> dict[str, PackedMatrix]:
@@ -47,6 +62,7 @@ def packed_matrices(manifest: Mapping[str, Any]) -> dict[str, PackedMatrix]:
                 data["tensors"],
                 data.get("stack", 1),
                 take,
+                data.get("each", False),
             )
     return found
 
@@ -58,22 +74,47 @@ def load_matrices(folder: Path, matrices: Mapping[str, PackedMatrix]) -> dict[st
     """
     import torch
 
-    wanted = {name for matrix in matrices.values() for name in matrix.tensors.values()}
+    alone = {parameter: matrix.alone for parameter, matrix in matrices.items()}
+    wanted = {name for ones in alone.values() for one in ones for name in one.tensors.values()}
     stored = _read(folder, wanted)
     found = {}
     for parameter, matrix in matrices.items():
-        parts = {p: stored[name] for p, name in matrix.tensors.items() if name in stored}
-        missing = [matrix.tensors[p] for p in matrix.tensors if p not in parts and p != "order"]
-        if missing:
-            raise UsageError(f"tensor {missing[0]} is missing", where=str(folder))
-        if matrix.packing is None:
-            found[parameter] = _quantised(matrix, parts["weight"])
-            continue
-        arrays = {part: _array(tensor) for part, tensor in parts.items()}
-        _widen(matrix.kind, arrays, parts)
-        held = unpack(matrix.kind, matrix.packing, arrays, matrix.n, matrix.k)
-        found[parameter] = torch.from_numpy(dequantise(matrix.kind, held)).float()
+        made = [_loaded(one, stored, folder) for one in alone[parameter]]
+        found[parameter] = torch.stack(made) if matrix.each else made[0]
     return found
+
+
+def _loaded(matrix: PackedMatrix, stored: Mapping[str, Any], folder: Path) -> Any:
+    import torch
+
+    parts = {p: stored[name] for p, name in matrix.tensors.items() if name in stored}
+    missing = [matrix.tensors[p] for p in matrix.tensors if p not in parts and p != "order"]
+    if missing:
+        raise UsageError(f"tensor {missing[0]} is missing", where=str(folder))
+    if matrix.packing is None:
+        return _quantised(matrix, parts["weight"])
+    arrays = {part: _array(tensor) for part, tensor in parts.items()}
+    _widen(matrix.kind, arrays, parts)
+    made = []
+    for number in range(matrix.stack):
+        mine = arrays
+        if matrix.stack > 1 or matrix.take is not None:
+            mine = {part: _of_matrix(matrix, part, a, number) for part, a in arrays.items()}
+        held = unpack(matrix.kind, matrix.packing, mine, matrix.n, matrix.k)
+        made.append(torch.from_numpy(dequantise(matrix.kind, held)).float())
+    return torch.stack(made) if parts["codes"].ndim > 2 else made[0]
+
+
+def _of_matrix(matrix: PackedMatrix, part: str, array: Any, number: int) -> Any:
+    """What a part of a tensor of several matrices has of one of them."""
+    one = array.reshape(matrix.stack, -1)[number]
+    rows = matrix.take[2] if matrix.take is not None else matrix.n
+    first = matrix.take[0] if matrix.take is not None else 0
+    each = 1 if part == "codes" else matrix.kind.rows
+    if part == "factor" or each == WHOLE:
+        return one
+    lines = one.reshape(-(-rows // each), -1)
+    return lines[first // each : -(-(first + matrix.n) // each)]
 
 
 def _quantised(matrix: PackedMatrix, tensor: Any) -> Any:

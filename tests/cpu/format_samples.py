@@ -72,6 +72,7 @@ SAMPLES = [
     ("mxfp8", "float8"),
     ("mxfp4", "nibbles"),
     ("mxfp4", "nibbles_plain"),
+    ("mxfp4", "nibbles_blocks"),
     ("nvfp4", "nvfp4_divisor"),
     ("nvfp4", "nvfp4_factor"),
     ("int4_g32", "packed_int"),

@@ -17,7 +17,7 @@ from kernelgen.core.errors import KernelgenError
 from kernelgen.formats import weight_format
 from kernelgen.formats.announced import read_announcement
 from kernelgen.formats.announcement import Scheme
-from kernelgen.formats.assign import Module, assign
+from kernelgen.formats.assign import Held, Module, assign
 from kernelgen.formats.online import Products, read_online
 from kernelgen.formats.stored import stored_matrix
 from kernelgen.ir.reformat import router_weights
@@ -167,17 +167,17 @@ NONE = read_announcement({**KIMI, "ignore": ["re:.*"]}, half=False)
 
 
 def test_the_header_decides() -> None:
-    found = assign(MODULES, (), EVERY, None, INT4)
+    found = assign(Held(MODULES), EVERY, None, INT4)
     assert {m: x.kind.name for m, x in found.matrices.items()} == {"a.up": "int4_g32"}
     assert "1 matrices are announced as quantised and stored plainly" in found.notes[0]
     half = {**INT4, "a.up.weight_scale": ("F16", (64, 2))}
-    assert assign(MODULES, (), EVERY, None, half).matrices["a.up"].kind.name == "int4_g32_f16"
+    assert assign(Held(MODULES), EVERY, None, half).matrices["a.up"].kind.name == "int4_g32_f16"
 
 
 def test_packed_without_being_announced() -> None:
     for announcement in (NONE, None):
         with pytest.raises(KernelgenError, match=r"a\.up is packed in the checkpoint"):
-            assign(MODULES, (), announcement, None, INT4)
+            assign(Held(MODULES), announcement, None, INT4)
 
 
 def test_scales_missing() -> None:
@@ -185,7 +185,7 @@ def test_scales_missing() -> None:
     with pytest.raises(
         KernelgenError, match=r"a\.up\.weight_scale: a\.up is quantised as int4_g32"
     ):
-        assign(MODULES, (), EVERY, None, header)
+        assign(Held(MODULES), EVERY, None, header)
 
 
 # --- online --------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_scales_missing() -> None:
 @pytest.mark.row("R-064")
 def test_nothing_is_quantised_twice() -> None:
     online = read_online({"linear": "fp8_per_channel"}, "file")
-    found = assign(MODULES, (), EVERY, online, INT4)
+    found = assign(Held(MODULES), EVERY, online, INT4)
     assert {m: x.kind.name for m, x in found.matrices.items()} == {
         "a.up": "int4_g32", "a.down": "fp8_channel"}  # fmt: skip
     assert found.matrices["a.up"].packing is not None
@@ -204,7 +204,7 @@ def test_nothing_is_quantised_twice() -> None:
 @pytest.mark.row("R-063")
 def test_targets_choose_modules() -> None:
     online = read_online({"targets": {"re:.*up$": "mxfp4"}, "ignore": ["a.down"]}, "file")
-    found = assign(MODULES, ("a.norm",), None, online, None)
+    found = assign(Held(MODULES, ("a.norm",)), None, online, None)
     assert {m: x.kind for m, x in found.matrices.items()} == {"a.up": weight_format("mxfp4")}
 
 

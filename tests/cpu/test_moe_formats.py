@@ -1,4 +1,4 @@
-"""Quantised experts as data: which tensors are quantised at load, which are refused by name."""
+"""Quantised experts as data: which tensors are packed, which are quantised at load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from kernelgen.archs.registry import architectures
 from kernelgen.cli.model import resolve
 from kernelgen.cli.pipeline import lowered
 from kernelgen.codegen.families import catalogue
-from kernelgen.core.errors import KernelgenError, UnsupportedError
+from kernelgen.core.errors import KernelgenError
 from kernelgen.formats import WeightFormat, weight_format
 from kernelgen.formats.announced import read_announcement
-from kernelgen.formats.several import refuse_several
+from kernelgen.formats.assign import Held, Part, Several, assign
 from kernelgen.hw import parse_target
 from kernelgen.ir.parameters import parameters
 from kernelgen.ir.reformat import with_formats
@@ -80,35 +80,45 @@ def test_targets_name_stacks_and_routers(tmp_path: Path) -> None:
     assert found == {"mlp.experts.down": "int4_g32", "mlp.router": "fp8_tensor"}
 
 
-def test_an_announced_stack_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_announced_stack_is_packed(tmp_path: Path) -> None:
     folder = routed(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": FP8}))
-    with pytest.raises(UnsupportedError, match="tensor of several matrices"):
-        lowered(resolve(str(folder)), "bfloat16")
+    found = formats_in(lowered(resolve(str(folder)), "bfloat16"))
+    assert found["mlp.experts.up"] == found["mlp.experts.down"] == "fp8_tensor"
+    assert found["mlp.shared.up"] == "fp8_tensor"
+
+
+CODES = {STACK: ("F8_E4M3", (4, 8, 8)), f"{STACK}_scale": ("F32", (4, 1, 1))}
 
 
 @pytest.mark.parametrize(
-    ("config", "header", "refused"),
+    ("config", "header", "wanted"),
     [
-        (FP8, None, True),
-        (SKIPPED, None, False),
-        (FP8, {STACK: ("BF16", (4, 8, 8))}, False),
-        (FP8, {STACK: ("F8_E4M3", (4, 8, 8))}, True),
-        (SKIPPED, {STACK: ("F8_E4M3", (4, 8, 8))}, True),
-        (SKIPPED, {f"{STACK}_packed": ("I32", (4, 8, 1))}, True),
-        (SKIPPED, {f"{STACK}.qweight": ("I32", (4, 1, 8))}, True),
-        (SKIPPED, {f"{STACK[:-1]}x": ("I32", (4, 1, 8))}, False),
-        (FP8, {}, True),
+        (FP8, None, "fp8_tensor"),
+        (SKIPPED, None, ""),
+        (FP8, {STACK: ("BF16", (4, 8, 8))}, ""),
+        (FP8, CODES, "fp8_tensor"),
+        (FP8, CODES | {f"{STACK}_scale": ("F32", (4, 8, 1))}, "fp8_channel"),
+        (SKIPPED, CODES, "does not say how"),
+        (SKIPPED, {f"{STACK}_packed": ("I32", (4, 8, 1))}, "does not say how"),
+        (FP8, {STACK: ("F8_E4M3", (4, 8, 8))}, f"{STACK}_scale"),
+        (SKIPPED, {f"{STACK[:-1]}x": ("I32", (4, 1, 8))}, ""),
     ],
 )
-def test_what_the_header_shows_decides(config: Any, header: Any, refused: bool) -> None:
+def test_what_the_header_shows_decides(config: Any, header: Any, wanted: str) -> None:
     announcement = read_announcement(config, False)
-    if not refused:
-        refuse_several([STACK], announcement, header)
+    parts = (Part("gate", (4, 4, 8), (0, 4, 8)), Part("up", (4, 4, 8), (4, 4, 8)))
+    held = Held({}, several={STACK: Several(STACK, parts, routed=True)})
+    if wanted in ("", "fp8_tensor", "fp8_channel"):
+        found = assign(held, announcement, None, header).parts
+        assert {p: m.kind.name for p, m in found.items()} == (
+            dict.fromkeys(("gate", "up"), wanted) if wanted else {}
+        )
         return
-    with pytest.raises(UnsupportedError, match=f"{STACK} is quantised"):
-        refuse_several([STACK], announcement, header)
+    with pytest.raises(KernelgenError) as caught:
+        assign(held, announcement, None, header)
+    assert wanted in str(caught.value)
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,11 +17,14 @@ from kernelgen_runtime.weights.layout import fill
 
 from kernelgen.codegen.packed import packed_source
 from kernelgen.codegen.weights import packed_shape
-from kernelgen.formats import weight_format
+from kernelgen.core.errors import UnsupportedError
+from kernelgen.formats import WeightFormat, weight_format
 from kernelgen.formats.announcement import Scheme
 from kernelgen.formats.format import FIXED
-from kernelgen.formats.reference import quantise
+from kernelgen.formats.packing import PACKINGS
+from kernelgen.formats.reference import Quantised, quantise
 from kernelgen.formats.stored import StoredMatrix, online_matrix, online_part, stored_matrix
+from kernelgen.formats.stored_stack import stored_experts, stored_part
 from kernelgen.verify.packed import PACKERS
 
 TYPES = {"float16": "F16", "float32": "F32", "int32": "I32", "int8": "I8", "uint8": "U8"}
@@ -163,10 +167,75 @@ def test_stacks_are_quantised_matrix_by_matrix(name: str, layout: str) -> None:
             assert np.array_equal(found, np.concatenate(wanted))
 
 
-def test_a_stack_is_only_quantised_here() -> None:
-    matrix = stored_matrix("m", 128, 64, Scheme("mxfp4", "nibbles"), None)
-    source = packed_source(matrix) | {"stack": 2}
+@pytest.mark.parametrize(
+    ("scheme", "changes", "told"),
+    [
+        (("int4_g128_f16", "gptq"), {"stack": 2}, "packing: must be by rows"),
+        (("int4_g32_zp", "packed_int"), {"stack": 2}, "packing: must be by rows"),
+        (("mxfp4", "nibbles"), {"take": [0, 64, 128]}, "take: must have whole matrices of packed"),
+        (("fp8_block128", "float8"), {"take": [64, 128, 256]}, "take: must begin and end with"),
+        (("mxfp4", "nibbles"), {"each": True, "stack": 2}, "each: is for tensors whose names hold"),
+    ],
+)
+def test_what_no_rows_can_be_read_of(scheme: Any, changes: dict[str, Any], told: str) -> None:
+    matrix = stored_matrix("m", 128, 256, Scheme(*scheme), None)
     entry = {"name": "w", "dtype": "uint8", "shape": [1], "layout": "rows"}
     problems: list[str] = []
-    read_weight(Fields(entry | {"source": {"packed": source}}, "", problems))
-    assert any("stack: and take are for matrices that are quantised here" in p for p in problems)
+    source = {"packed": packed_source(matrix) | changes}
+    read_weight(Fields(entry | {"source": source}, "", problems))
+    assert any(told in p for p in problems), problems
+
+
+TOGETHER = [s for s in SAMPLES if s[1] not in ("gptq", "gptq_v2", "awq") and "_zp" not in s[0]]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("name", "packing"), SAMPLES)
+def test_stacks_of_a_checkpoint(name: str, packing: str, together: bool, layout: str) -> None:
+    """Gate above up in one tensor of all experts, or every matrix by itself."""
+    experts, n, k, kind = 3, 128, 256, weight_format(name)
+    stored = PACKINGS[packing]
+    if together and (name, packing) not in TOGETHER:
+        with pytest.raises(UnsupportedError, match="rows of several matrices"):
+            stored_part("gate_up", (experts, n, k), (0, n, 2 * n), Scheme(name, packing), None)
+        return
+    rows = 2 * n if together else n
+    parts = [sample(kind, rows, k, seed=e) for e in range(experts)]
+    arrays = [packed(kind, stored, one) for one in parts]
+    if not together:
+        matrix = stored_experts("experts.{expert}.w1", experts, n, k, Scheme(name, packing), None)
+        tensors = {
+            matrix.names[p].replace("{expert}", str(e)): as_torch(a)
+            for e, one in enumerate(arrays)
+            for p, a in one.items()
+        }
+        assert set(tensors) <= {t.name for t in matrix.files}
+        wanted = np.concatenate([PACKERS[layout](kind, one) for one in parts])
+        assert np.array_equal(filled(matrix, layout, Tensors(tensors)), wanted)
+        return
+    for first in (0, n):
+        take = (first, n, 2 * n)
+        matrix = stored_part("gate_up", (experts, n, k), take, Scheme(name, packing), None)
+        source = Tensors(
+            {
+                matrix.names[p]: as_torch(np.stack([one[p] for one in arrays]))
+                for p in arrays[0]
+                if p in matrix.names
+            }
+        )
+        for tensor in matrix.tensors:
+            assert source.tensors[tensor.name].numel() == math.prod(tensor.shape)
+        each = [rows_of(kind, one, first, n) for one in parts]
+        wanted = np.concatenate([PACKERS[layout](kind, one) for one in each])
+        for block_bytes in (1, 1 << 20):
+            found = filled(matrix, layout, source, block_bytes)
+            assert np.array_equal(found, wanted)
+
+
+def rows_of(kind: WeightFormat, parts: Quantised, first: int, count: int) -> Quantised:
+    """Rows of a matrix with the scales that they have in it."""
+    each = kind.rows or len(parts.codes)
+    scale = parts.scale[first // each : -(-(first + count) // each)]
+    factor = None if parts.factor is None else parts.factor[first : first + count]
+    return Quantised(parts.codes[first : first + count], scale, None, factor)

@@ -3,12 +3,14 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 PAGE_TOKENS = 16
 CPU = "cpu"
+EXPERT = "{expert}"
+"""in the name of a tensor: the number of the matrix in its stack"""
 _GPU_TARGET = re.compile(r"sm_([1-9][0-9]{1,3}):[a-z0-9_.\-]{1,64}")
 
 
@@ -67,7 +69,8 @@ class Packed:
 
     `packing` None: one plain tensor, `weight`, that is quantised here. `scale_rows` and `group` 0:
     one scale for all rows, for a whole row. `stack`: so many of them, each by itself, whose rows
-    lie one after the other in the plain tensor, or where `take` (see `Part`) says.
+    lie one after the other in the tensors, or where `take` (see `Part`) says. `each`: every matrix
+    of the stack has tensors of its own, whose names hold `{expert}`.
     """
 
     format: str
@@ -83,6 +86,22 @@ class Packed:
     tensors: Mapping[str, str]
     stack: int = 1
     take: tuple[int, int, int] | None = None
+    each: bool = False
+
+    @property
+    def alone(self) -> tuple["Packed", ...]:
+        """The matrices of a stack that have tensors of their own; else all of it."""
+        if not self.each:
+            return (self,)
+        return tuple(
+            replace(
+                self,
+                stack=1,
+                each=False,
+                tensors={p: t.replace(EXPERT, str(e)) for p, t in self.tensors.items()},
+            )
+            for e in range(self.stack)
+        )
 
     @property
     def bits(self) -> int:
@@ -294,19 +313,22 @@ def panel_shape(rows: int, cols: int, dtype: str) -> tuple[int, ...]:
 
 
 def packed_parts(packed: Packed) -> dict[str, tuple[int, int]]:
-    """Return part → rows and columns in which its tensor is read."""
-    n, k, packing = packed.rows, packed.cols, packed.packing
+    """Return part → rows and columns in which its tensor is read: that of all matrices of a stack,
+    unless each has its own."""
+    packing, stack = packed.packing, 1 if packed.each else packed.stack
+    n, k = packed.rows, packed.cols
     if packing is None:
-        rows = n * packed.stack
-        _, count, period = packed.take or (0, rows, rows)
-        return {"weight": (rows // count * period, k)}
+        _, count, period = packed.take or (0, n * stack, n * stack)
+        return {"weight": (n * stack // count * period, k)}
+    if packed.take is not None:
+        n = packed.take[2]  # rows of a matrix in the tensor
     words_k, words_n = -(-k * packed.bits // 32), -(-n * packed.bits // 32)
     codes = {
         "nibbles": (n, k // 2),
         "stream": (words_k, n) if packing.transposed else (n, words_k),
         "awq": (k, n // 8),
     }.get(packing.arrangement, (n, k))
-    scale = packed.scale_shape
+    scale = (-(-n // packed.scale_rows) if packed.scale_rows else 1), packed.groups
     zero = (packed.groups, words_n) if packing.transposed else (words_n, packed.groups)
     found = {
         "order": (k, 1),
@@ -315,7 +337,7 @@ def packed_parts(packed: Packed) -> dict[str, tuple[int, int]]:
         "factor": (1, 1),
         "codes": codes,
     }
-    return {part: found[part] for part in found if part in packed.tensors}
+    return {p: (stack * found[p][0], found[p][1]) for p in found if p in packed.tensors}
 
 
 SCALE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "e8m0": 1, "e4m3": 1}

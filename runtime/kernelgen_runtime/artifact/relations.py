@@ -151,11 +151,13 @@ def _check_packed(weight: Weight, sizes: Mapping[str, int], found: Fields) -> No
     packed = weight.packed
     if packed is None:
         return
-    for part, (rows, cols) in packed_parts(packed).items():
-        name = packed.tensors[part]
-        if sizes.get(name) != rows * cols:
-            has = f"has {sizes[name]} elements" if name in sizes else "is not among tensors"
-            found.wrong("weights", f"{weight.name} takes {rows} x {cols} of {name}, which {has}")
+    for one in packed.alone:
+        for part, (rows, cols) in packed_parts(one).items():
+            name = one.tensors[part]
+            if sizes.get(name) != rows * cols:
+                has = f"has {sizes[name]} elements" if name in sizes else "is not among tensors"
+                told = f"{weight.name} takes {rows} x {cols} of {name}, which {has}"
+                found.wrong("weights", told)
 
 
 def _check_plans(manifest: Manifest, found: Fields) -> None:

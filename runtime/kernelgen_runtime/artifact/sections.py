@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from ..errors import shown
 from .fields import INT32_MAX, SIZE_MAX, Fields
 from .manifest import (
+    EXPERT,
     PAGE_TOKENS,
     SCALE_BYTES,
     STATE_WINDOW,
@@ -140,9 +141,9 @@ def _packed(fields: Fields) -> Packed:
         tensors=tensors,
         stack=stack,
         take=take,
+        each="each" in fields.values and fields.boolean("each"),
     )
-    if packing is not None and (stack > 1 or take is not None):
-        fields.wrong("stack", "and take are for matrices that are quantised here")
+    _check_stack(fields, packed)
     if take is not None and rows % take[1] and take[1] % rows:
         fields.wrong("take", f"must have whole matrices of {rows} rows, or whole parts of one")
     wanted = ["weight"]
@@ -154,6 +155,25 @@ def _packed(fields: Fields) -> Packed:
     if packed.group % 8:
         fields.wrong("scale", f"group must be a multiple of 8, is {packed.group}")
     return packed
+
+
+def _check_stack(fields: Fields, packed: Packed) -> None:
+    """What lies with other matrices in its tensors must be read by rows alone."""
+    packing, take, whole = packed.packing, packed.take, packed.scale_rows
+    if packed.each:
+        if take is not None or not all(EXPERT in name for name in packed.tensors.values()):
+            fields.wrong("each", f"is for tensors whose names hold {EXPERT}, without take")
+        return
+    if packing is None or (packed.stack == 1 and take is None):
+        return
+    if packing.transposed or packing.arrangement == "awq" or packed.zero:
+        fields.wrong("packing", "must be by rows, without zero points, where matrices lie together")
+    if "order" in packed.tensors:
+        fields.wrong("tensors", "must name no order where matrices lie together")
+    if take is not None and take[1] != packed.rows:
+        fields.wrong("take", "must have whole matrices of packed tensors")
+    if take is not None and whole > 1 and (take[0] % whole or take[2] % whole):
+        fields.wrong("take", f"must begin and end with blocks of {whole} rows")
 
 
 def _rope(fields: Fields) -> Rope:

@@ -1,6 +1,7 @@
 """Owns making the bound bytes of a packed matrix: its tensors, or a plain one, block by block."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
 from torch.nn.functional import pad
@@ -29,6 +30,10 @@ def packed_reads(
     `names`: the tensors that there are. Codes come in blocks of rows unless they are transposed.
     Of a stack each matrix comes by itself.
     """
+    if packed.each:
+        for one in packed.alone:
+            yield from packed_reads(one, names, block_bytes)
+        return
     if packed.stack > 1 or packed.take is not None:
         for matrix in range(packed.stack):
             yield from _reads_of(packed, matrix, block_bytes)
@@ -53,6 +58,19 @@ def _reads_of(packed: Packed, matrix: int, block_bytes: int) -> Iterator[tuple[s
     """Yield the reads of one matrix of a stack, or of one that lies among others."""
     step = max(UNIT, block_bytes // (4 * packed.cols) // UNIT * UNIT)
     first, count, period = packed.take or (0, packed.rows, packed.rows)
+    if packed.packing is not None:
+        for part, (rows, cols) in packed_parts(packed).items():
+            each = rows // packed.stack  # of a matrix in the tensor
+            if part == "codes":
+                for done in range(0, packed.rows, step):
+                    at = matrix * period + first + done
+                    yield part, Read(packed.tensors[part], at, min(step, packed.rows - done), cols)
+            elif part == "scale" and packed.scale_rows:
+                at, size = matrix * each + first // packed.scale_rows, packed.scale_shape[0]
+                yield part, Read(packed.tensors[part], at, size, cols)
+            else:
+                yield part, Read(packed.tensors[part], matrix, 1, cols)
+        return
     name, run = packed.tensors["weight"], min(count, packed.rows)
     for what in ("amax", "weight") if needs_amax(packed) else ("weight",):
         for row in range(matrix * packed.rows, (matrix + 1) * packed.rows, run):
@@ -68,42 +86,39 @@ def fill_packed(weight: Weight, source: TensorSource, out: torch.Tensor, block_b
     """
     packed = weight.packed
     assert packed is not None
-    if packed.stack > 1 or packed.take is not None:
-        each = len(out) // packed.stack
-        for matrix in range(packed.stack):
-            mine = out[matrix * each : (matrix + 1) * each]
+    size = len(out) // packed.stack
+    outs = [out[matrix * size : (matrix + 1) * size] for matrix in range(packed.stack)]
+    if packed.each:
+        for one, mine in zip(packed.alone, outs, strict=True):
+            fill_packed(replace(weight, packed=one), source, mine, block_bytes)
+    elif packed.stack > 1 or packed.take is not None:
+        for matrix, mine in enumerate(outs):
             _fill_matrix(weight, source, mine, _reads_of(packed, matrix, block_bytes))
-        return
-    held: dict[str, torch.Tensor] = {}
-    amax = 0.0
-    for part, read in packed_reads(packed, source.entries, block_bytes):
-        rows = source.rows(read.tensor, read.first, read.count, read.cols)
-        if part == "amax":
-            amax = max(amax, float(rows.abs().amax()))
-        elif part == "weight":
-            _write(weight, out, read.first, quantise_rows(packed, rows, amax))
-        elif part == "codes":
-            codes = _codes(packed, rows)
-            _write(weight, out, read.first, _block(packed, held, read.first, codes))
-        else:
-            held[part] = _companion(packed, part, rows, read.tensor)
-            if part == "scale" and weight.layout == "rows":
-                _check_largest(packed, held[part], read.tensor)
+    else:
+        _fill_matrix(weight, source, out, packed_reads(packed, source.entries, block_bytes))
 
 
 def _fill_matrix(
     weight: Weight, source: TensorSource, out: torch.Tensor, reads: Iterator[tuple[str, Read]]
 ) -> None:
-    """Quantise one matrix of a stack."""
-    packed, amax, row = weight.packed, 0.0, 0
+    """Write one matrix from what is read of it: companions before codes."""
+    packed, held, amax, row = weight.packed, dict[str, torch.Tensor](), 0.0, 0
     assert packed is not None
     for part, read in reads:
         rows = source.rows(read.tensor, read.first, read.count, read.cols)
         if part == "amax":
             amax = max(amax, float(rows.abs().amax()))
-            continue
-        _write(weight, out, row, quantise_rows(packed, rows, amax))
-        row += read.count
+        elif part == "weight":
+            _write(weight, out, row, quantise_rows(packed, rows, amax))
+            row += len(rows)
+        elif part == "codes":
+            codes = _codes(packed, rows)
+            _write(weight, out, row, _block(packed, held, row, codes))
+            row += len(codes)
+        else:
+            held[part] = _companion(packed, part, rows, read.tensor)
+            if part == "scale" and weight.layout == "rows":
+                _check_largest(packed, held[part], read.tensor)
 
 
 def _is_transposed(packed: Packed) -> bool:

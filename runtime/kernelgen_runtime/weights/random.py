@@ -55,8 +55,8 @@ class RandomTensors:
         self._seed, self._place = seed, place
         self.entries = {spec.name: ("F32", spec.shape) for spec in model.tensors}
         for packed in (weight.packed for weight in made_up(weights)):
-            if packed is not None:
-                self.entries[packed.tensors["weight"]] = ("F32", packed_parts(packed)["weight"])
+            for one in packed.alone if packed is not None else ():
+                self.entries[one.tensors["weight"]] = ("F32", packed_parts(one)["weight"])
 
     @cached_property
     def _pool(self) -> torch.Tensor:
