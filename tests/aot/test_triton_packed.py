@@ -105,7 +105,20 @@ def test_few_rows(name: str, kind: str, tokens: int) -> None:
         "rows": 8 if scenario.tokens < 8 else 16,
         "outputs": 16 if tokens == 1 else 32,
         "steps": 2 if tokens == 7 else 1,
-        "warps": 2 if tokens == 7 else 4,
+        "warps": {1: 1, 7: 2, 16: 4}[tokens],
+        "ahead": {1: 1, 7: 2, 16: 3}[tokens],
     }
     trial = Trial(model, kernel, tile, scenario, tile["rows"], slack=SLACK[BFLOAT16])
     assert not trial.problems()
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", ["int4_g32_f16_zp", "nvfp4", "fp8_block128"])
+def test_steps_of_few_rows_in_a_loop_and_behind_it(name: str, ahead: int) -> None:
+    """A row of 3 to 5 and more steps: rounds of the loop, the last ones, and what is left over."""
+    model = in_format(_architecture(ragged=False), name, BFLOAT16)
+    block = model.block("layer")
+    kernel = model.kernel(block, ["mlp.down"], "sliced_packed")
+    scenario = min(scenarios("decode", model.positions, 64), key=lambda s: s.tokens)
+    tile = {"rows": 8, "outputs": 16, "steps": 1, "warps": 1, "ahead": ahead}
+    assert not Trial(model, kernel, tile, scenario, 8, slack=SLACK[BFLOAT16]).problems()

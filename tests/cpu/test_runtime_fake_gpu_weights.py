@@ -71,13 +71,14 @@ def many_rows(folder: Path, rows: int) -> tuple[Checkpoint, torch.Tensor, Sequen
     return open_checkpoint(folder), matrix, [Read("m", i, 1, 4) for i in range(rows)]
 
 
+@pytest.mark.parametrize("batch", [0, 256 + 16, 1000])
 @pytest.mark.parametrize("seed", range(5))
 def test_pinned_memory_is_filled_again_only_when_its_copy_is_done(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, batch: int
 ) -> None:
-    source, matrix, reads = many_rows(tmp_path, 5 * SLOTS)
+    source, matrix, reads = many_rows(tmp_path, 5 * SLOTS + 1)
     gpu = FakeCuda(seed)
-    with StagedTensors(source, reads, CudaDevice(gpu)) as staged:
+    with StagedTensors(source, reads, CudaDevice(gpu), batch) as staged:
         for i in range(len(reads)):
             row = staged.rows("m", i, 1, 4)
             time.sleep(0.001)
@@ -167,15 +168,16 @@ def test_an_interrupt_ends_loading_and_its_threads(tmp_path: Path) -> None:
     assert threading.active_count() == threads
 
 
+@pytest.mark.parametrize("batch", [0, 1000])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_place_is_filled_again_only_when_the_work_on_it_is_done(
-    tmp_path: Path, seed: int
+    tmp_path: Path, seed: int, batch: int
 ) -> None:
     """The caller's work is queued and runs late; each sees the rows it asked for."""
     source, matrix, reads = many_rows(tmp_path, 5 * SLOTS)
     gpu = FakeCuda(seed)
     kept = torch.zeros_like(matrix)
-    with StagedTensors(source, reads, CudaDevice(gpu)) as staged:
+    with StagedTensors(source, reads, CudaDevice(gpu), batch) as staged:
         for i in range(len(reads)):
             gpu.copy(kept[i], staged.rows("m", i, 1, 4)[0])
     assert torch.equal(kept, matrix)

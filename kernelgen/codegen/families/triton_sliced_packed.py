@@ -40,21 +40,24 @@ _TENSOR_SHARE = 0.3
 @dataclass(frozen=True)
 class SlicedPackedTile:
     """A block computes `outputs` columns of all rows; each of its warps takes `steps` × 64 bytes of
-    every row of codes at a time."""
+    every row of codes at a time. Codes of `ahead` such steps are on their way: all of them before
+    the kernel before this one has ended, then one is asked for whenever one has been multiplied."""
 
     rows: int
     outputs: int
     steps: int
     warps: int
+    ahead: int
 
     def depth(self, problem: Product) -> int:
         """Columns in a step of the whole block."""
         return self.warps * self.steps * _LANES_ALONG * _LANE_BYTES * 8 // problem.weight_bits
 
     def footprint(self, problem: Product) -> Footprint:
-        """Registers: codes of a step and of the next, numbers of an eighth of them, rows, sums."""
+        """Registers: codes of the steps on their way, numbers of an eighth of one, rows, sums."""
         high, bands = self.outputs * problem.most_matrices // 8, self.rows // 8
-        codes, numbers, sums = 8 * high * self.steps, 8 * high, self.outputs * self.rows / WARP
+        codes, numbers = 4 * high * self.steps * self.ahead, 8 * high
+        sums = self.outputs * self.rows / WARP
         rows = bands * (16 if problem.prep else 4)
         held = codes + numbers + rows + sums * problem.most_matrices
         shared = self.outputs * self.rows * self.warps * 4
@@ -71,6 +74,8 @@ class SlicedPackedTile:
             found.append(f"{self.outputs} columns, a product takes 16")
         if self.depth(problem) > max(256, next_power_of_two(problem.k)):
             found.append(Wasteful(f"a step is longer than the row of {problem.k}"))
+        if (self.ahead - 1) * self.depth(problem) >= max(256, next_power_of_two(problem.k)):
+            found.append(Wasteful(f"{self.ahead} steps are longer than the row of {problem.k}"))
         return tuple(found)
 
     def time(self, problem: Product, device: Device) -> Timing:
@@ -83,7 +88,7 @@ class SlicedPackedTile:
             blocks=tiles,
             footprint=footprint,
             steps=ceil_div(problem.k, depth),
-            in_flight=2,
+            in_flight=self.ahead,
             step_us=chain * _PRODUCT_US * max(1, self.outputs // 16),
             early_us=LATENCY_US,
             lead_us=problem.lead_us,
@@ -111,8 +116,9 @@ class SlicedPackedTile:
 
 def space(rows: int) -> Iterator[SlicedPackedTile]:
     """All tiles for so many padded rows."""
-    for outputs, steps, warps in product((16, 32, 64), (1, 2, 4, 8), (4, 8, 2, 1)):
-        yield SlicedPackedTile(rows, outputs, steps, warps)
+    sizes = product((16, 32, 64), (2, 1, 4, 8), (4, 8, 2), (2, 3, 4, 1))
+    for outputs, steps, warps, ahead in sizes:
+        yield SlicedPackedTile(rows, outputs, steps, warps, ahead)
 
 
 @lru_cache(maxsize=4096)

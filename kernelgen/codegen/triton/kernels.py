@@ -242,6 +242,7 @@ def _sliced_packed(region: Region, roles: LinearRoles, choice: Choice) -> _Tile:
         "OUTPUTS": tile.outputs,
         "SLICES": tile.warps,
         "UNITS": tile.steps,
+        "AHEAD": tile.ahead,
     }
     return _Tile(constants, tile.warps, 1, lambda sizes: grid)
 
@@ -294,7 +295,7 @@ _CONTEXTS: Mapping[str, Callable[[Region, Roles, StepLayout, Choice], dict[str, 
         region, roles, GEMV, layout.args
     ),
     "sliced_packed": lambda region, roles, layout, choice: packed_context(
-        region, roles, FEW, layout.args, choice["steps"]
+        region, roles, FEW, layout.args, choice["steps"], choice["ahead"]
     ),
     "rows": lambda region, roles, layout, _: rows_context(region, layout.cache, layout.args),
 }

@@ -16,11 +16,17 @@ from kernelgen.planner.network import Region
 
 
 def packed_context(
-    region: Region, roles: LinearRoles, how: Orientation, args: ArgsLayout, steps: int = 1
+    region: Region,
+    roles: LinearRoles,
+    how: Orientation,
+    args: ArgsLayout,
+    steps: int = 1,
+    ahead: int = 1,
 ) -> dict[str, Any]:
     """What products of packed matrices need: a product's context, the format, where parts lie.
 
-    `steps`: runs of 64 bytes that a warp of `sliced_packed` takes of each row before the next.
+    `steps`: runs of 64 bytes that a warp of `sliced_packed` takes of each row before the next;
+    `ahead`: such steps whose codes are asked for before the first of them is multiplied.
     """
     kind = region.value(roles.groups[0].weights[0]).type.dtype
     assert isinstance(kind, WeightFormat)
@@ -29,7 +35,7 @@ def packed_context(
         for group in section["groups"]:
             lies = row_sections(kind, group["n"], roles.k)
             group["packed"] = {"scale": lies.scale, "zero": lies.zero, "factor": lies.factor}
-    context["packed"] = format_context(kind, roles.k) | {"steps": steps}
+    context["packed"] = format_context(kind, roles.k) | {"steps": steps, "ahead": ahead}
     return context
 
 

@@ -48,9 +48,9 @@ SKINNY = Orientation(
     ),
     tensor_cores=True,
 )
-# The same where the template shapes both as lanes hold them; what is no row repeats the last one.
+# The same where the template shapes rows and columns as lanes hold them.
 FEW = Orientation(
-    rows=Frame("row_in", "k", Mask("real", "RAGGED"), Mask("real", "RAGGED")),
+    rows=Frame("row_in", "k", Mask("known"), Mask("real", "RAGGED"), Mask("live_in")),
     sums=SKINNY.sums,
     tensor_cores=True,
 )

@@ -92,7 +92,7 @@ def _staged(
         for weight in manifest.weights
         for read in reads(weight, checkpoint.entries, block_bytes)
     )
-    return StagedTensors(checkpoint, wanted, device)
+    return StagedTensors(checkpoint, wanted, device, block_bytes // 2)
 
 
 @contextmanager
