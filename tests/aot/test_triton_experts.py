@@ -14,7 +14,7 @@ from kernelgen.codegen.families import catalogue
 from kernelgen.codegen.step_args import args_layout
 from kernelgen.codegen.triton.dispatch import gpu_kernel
 from kernelgen.codegen.triton.kernels import StepLayout
-from kernelgen.core.dtypes import FLOAT32
+from kernelgen.core.dtypes import BFLOAT16, FLOAT32, DType
 from kernelgen.hw import parse_target
 from kernelgen.ir.graph import Block, Graph, Placement
 from kernelgen.ir.types import Dim
@@ -23,6 +23,7 @@ from kernelgen.planner.caches import cache_schema
 from kernelgen.planner.plan import SCRATCH, Plan
 from kernelgen.planner.planner import Planner
 from kernelgen.spec.model import CacheSpec
+from kernelgen.verify.bounded import TENSOR_CORES
 from kernelgen.verify.bounds import evaluate_bounded
 from kernelgen.verify.interpreter import interpret
 
@@ -40,8 +41,8 @@ ELEMENTS = {"*fp32": torch.float32, "*i32": torch.int32, "*u8": torch.uint8}
 class Planned:
     """A mixture's launches; see `test_moe.Built`."""
 
-    def __init__(self, shape: Shape) -> None:
-        self.block: Block = block_of(shape, FLOAT32)
+    def __init__(self, shape: Shape, dtype: DType = FLOAT32, out: tuple[str, ...] = ()) -> None:
+        self.block: Block = block_of(shape, dtype)
         self.layouts: dict[str, str] = {}
         device = parse_target("sm_90")
         schema = cache_schema(((0, CacheSpec(1, 2, None, FLOAT32)),))
@@ -49,7 +50,7 @@ class Planned:
         graph = Graph("moe", (self.block, end()), (Placement(0, None), Placement(1, None)))
         self.plans = {}
         for name, size in PLANS.items():  # sizes this small would all go pair by pair
-            left = [f for f in catalogue(device) if f.name not in OUT.get(name, ())]
+            left = [f for f in catalogue(device) if f.name not in (*OUT.get(name, ()), *out)]
             planner = Planner(graph, device, device.target, left)
             self.plans[name] = planner.plan(PHASES.get(name, name), size)
 
@@ -134,6 +135,23 @@ def test_quantised_experts(kind: str, phase: str, tokens: int) -> None:
     made = planned(shape)
     given = operands(made, shape, tokens, seed=3)
     assert wrong(made, given, made.run(made.plans[phase], given), shape) == 0
+
+
+@pytest.mark.row("R-068")
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("phase", "tokens"), [("one", 1), ("few", 11)])
+def test_quantised_experts_on_tensor_cores(kind: str, phase: str, tokens: int) -> None:
+    """Codes that become numbers in the registers that they were loaded to, choice and sum beside
+    them for one token."""
+    shape = Shape(hidden=192, inner=64, shared=0, format=kind)
+    made = Planned(
+        shape, BFLOAT16, out=("experts_pairs", "experts_grouped", "experts_sorted", "ring")
+    )
+    families = [k.match.family.name for k in made.plans[phase].kernels]
+    assert families.count("experts_packed") == 2
+    given = operands(made, shape, tokens, seed=3)
+    arithmetic = {"arithmetic": TENSOR_CORES}
+    assert wrong(made, given, made.run(made.plans[phase], given), shape, **arithmetic) == 0
 
 
 @pytest.mark.parametrize("phase", ["decode", "mixed"])

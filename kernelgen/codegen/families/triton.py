@@ -12,6 +12,7 @@ from kernelgen.codegen.families.triton_decode import decode_roles, quote_decode
 from kernelgen.codegen.families.triton_delta import delta_step_roles, quote_delta
 from kernelgen.codegen.families.triton_experts import experts_roles
 from kernelgen.codegen.families.triton_experts_grouped import quote_grouped
+from kernelgen.codegen.families.triton_experts_packed import quote_packed_experts
 from kernelgen.codegen.families.triton_experts_pairs import quote_pairs
 from kernelgen.codegen.families.triton_experts_sorted import quote_sorted
 from kernelgen.codegen.families.triton_family import Quoter, TritonFamily
@@ -126,6 +127,7 @@ _FAMILIES: Sequence[_Named] = (
     ("head_linear", head_linear_roles, quote_heads, _BY_SIZE),
     ("route", route_roles_of, quote_route, _BY_SIZE),
     ("experts_pairs", experts_roles(alone=False), quote_pairs, _PAIRS),
+    ("experts_packed", experts_roles(alone=False), quote_packed_experts, _PAIRS),
     ("experts_grouped", experts_roles(alone=True), quote_grouped, _PAIRS),
     ("experts_sorted", experts_roles(alone=True), quote_sorted, _BY_SIZE),
     ("sample", sample_roles, quote_sample, _BY_SIZE),

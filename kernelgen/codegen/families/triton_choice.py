@@ -15,7 +15,7 @@ Problem = TypeVar("Problem", contravariant=True)
 
 _POWERS = frozenset({"rows", "outputs", "depth", "width", "tokens", "columns", "warps"})
 """sides of blocks of values, and warps: powers of two"""
-_MAY_BE_ZERO = frozenset({"ahead", "blocks"})
+_MAY_BE_ZERO = frozenset({"ahead", "blocks", "pairs"})
 
 
 class Wasteful(str):

@@ -10,6 +10,7 @@ from kernelgen.codegen.triton.chunks import chunks_kernel
 from kernelgen.codegen.triton.conv import conv_kernel
 from kernelgen.codegen.triton.delta import delta_kernel
 from kernelgen.codegen.triton.experts_grouped import grouped_kernel
+from kernelgen.codegen.triton.experts_packed import packed_experts_kernel
 from kernelgen.codegen.triton.experts_pairs import pairs_kernel
 from kernelgen.codegen.triton.experts_sorted import sorted_kernel
 from kernelgen.codegen.triton.gemm_tma import tma_kernel
@@ -31,6 +32,7 @@ _MAKERS: Mapping[str, Maker] = {
     "delta_chunks": chunks_kernel,
     "delta_step": delta_kernel,
     "experts_grouped": grouped_kernel,
+    "experts_packed": packed_experts_kernel,
     "experts_pairs": pairs_kernel,
     "experts_sorted": sorted_kernel,
     "gemm_tma": tma_kernel,

@@ -46,15 +46,15 @@ def pairs_kernel(
         "beside": _beside(region, roles),
         "route": route_context(region, roles.route) if roles.route else None,
     }
-    more["ranked"] = bool(roles.route) and ranked(more["route"]["width"], tile)
+    more["ranked"] = bool(roles.route) and ranked(more["route"]["width"], tile.warps)
     constants = {"OUTPUTS": tile.outputs, "DEPTH": tile.depth}
     shape = (tile.warps, 1)
     return single_launch(kernel, why, "experts_pairs", context | more, tile, constants, shape, grid)
 
 
-def ranked(width: int, tile: PairsTile) -> bool:
+def ranked(width: int, warps: int) -> bool:
     """Whether comparing all experts with all others is less than the rounds of a choice."""
-    return width * width <= _COMPARED * tile.warps * WARP
+    return width * width <= _COMPARED * warps * WARP
 
 
 def _together(top: int) -> int:
