@@ -24,6 +24,7 @@ from kernelgen.planner.plan import Plan
 from kernelgen.planner.planner import DEFAULT_CONTEXT, Planner
 from kernelgen.spec.config import told_by
 from kernelgen.spec.model import ModelSpec
+from kernelgen.spec.ranks import of_rank
 from kernelgen.tables import Tables
 
 DECODE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -52,16 +53,19 @@ class Lowered:
 
 
 def lowered(
-    source: ModelSource, dtype: str, online: Path | None = None, cache: str = "auto"
+    source: ModelSource, dtype: str, online: Path | None = None, cache: str = "auto", ranks: int = 1
 ) -> Lowered:
     """Config → spec → graph, matrices in the formats of the checkpoint or of the file `online`.
 
     `cache`: what keys and values are stored as: `fp8`, the type of activations (`bfloat16`,
     `float32`), or `auto`: fp8 where the checkpoint announces it, else the activations' type.
+    `ranks`: as the first of so many has it, by the config alone: a checkpoint has all of it.
     """
     source, quantisation = split_config(source, online)
     architecture = find_architecture(source.config)
     spec = architecture.read(source.config)
+    if ranks > 1:
+        spec, source = of_rank(spec, ranks), replace(source, folder=None)
     graph = replace(architecture.lower(spec, dtype_named(dtype)), name=source.name)
     rules = architecture.checkpoint(spec, graph)
     formats = formats_of(source, quantisation, graph, rules, spec.stored, architecture.plain(spec))
@@ -91,15 +95,16 @@ def plan_model(
     invariant: bool = False,
     online: Path | None = None,
     cache: str = "auto",
+    ranks: int = 1,
 ) -> Plan:
     """The plan of one phase at one size; imports neither torch nor triton.
 
     `tables`: without them those that ship. `require_tuned`: `CheckFailed` for a plan with a
     kernel that nobody has measured. `invariant`: the plan of a batch-invariant build. `online`: a
-    file that says which matrices are quantised.
+    file that says which matrices are quantised. `ranks`: the plan of one of so many.
     """
     device = parse_target(target)
-    model = lowered(source, dtype, online, cache)
+    model = lowered(source, dtype, online, cache, ranks)
     graph = model.graph
     problems = ProblemList("plan")
     if size > LARGEST_SIZE:

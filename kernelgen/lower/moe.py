@@ -16,6 +16,7 @@ from kernelgen.ops import (
     MapExperts,
     Pointwise,
     SumExperts,
+    View,
     WeighExperts,
 )
 from kernelgen.spec.experts import ExpertMap, RouterSpec
@@ -52,7 +53,7 @@ def mixture(
         inner = linear(scope, f"{name}.latent_down", x, spec.latent, dtype=act)
     routed = _experts(scope, f"{name}.experts", inner, spec.expert, count, ids, weights)
     if spec.latent is not None:
-        routed = _widened(scope, name, routed, spec.latent_eps, scope.width(x))
+        routed = _widened(scope, name, routed, spec, scope.width(x))
     if spec.shared is None:
         return (routed,)
     shared = gated_mlp(scope, f"{name}.shared", x, spec.shared)
@@ -63,16 +64,19 @@ def mixture(
     return (routed, shared)
 
 
-def _widened(scope: Scope, name: str, routed: str, eps: float | None, width: int) -> str:
+def _widened(scope: Scope, name: str, routed: str, spec: MoeSpec, width: int) -> str:
     """What the experts of a token add up to, normed and taken back to its width.
 
     The norm is not linear: ranks add up what their experts made before it.
     """
-    if eps is None:
+    if spec.latent_eps is None:
         rounded = Pointwise(arg(0), scope.numerics.activation)
         routed = scope.apply(f"{name}.latent_rounded", rounded, routed)
     else:
-        routed = rms_norm(scope, f"{name}.latent_norm", routed, eps)
+        routed = rms_norm(scope, f"{name}.latent_norm", routed, spec.latent_eps)
+    if spec.latent_ranks > 1:
+        mine = View((scope.width(routed) // spec.latent_ranks,))
+        routed = scope.apply(f"{name}.latent_share", mine, routed)
     return linear(scope, f"{name}.latent_up", routed, width)
 
 

@@ -120,6 +120,9 @@ class MoeSpec:
     another; None: they work on the token itself"""
     latent_eps: float | None = None
     """of a norm of what the experts of a token add up to; None: there is none"""
+    latent_ranks: int = 1
+    """ranks that take the latent's columns in turn to the token's width, and add up what they
+    make; this is the first"""
     shared: MlpSpec | None = None
     shared_gate: bool = False
     """the shared one is weighted by the sigmoid of a projection of the token"""

@@ -57,6 +57,10 @@ def plan(
     tables: TablesFolder = None,
     quantization_config: QuantizationConfig = None,
     kv_cache_dtype: KvCacheDtype = CacheType.AUTO,
+    tp: Annotated[
+        int,
+        typer.Option(min=1, max=1024, metavar="N", help="Of one of N tensor-parallel ranks."),
+    ] = 1,
     explain: Annotated[
         bool, typer.Option("--explain", help="Every neighbouring pair: fused or not, and why.")
     ] = False,
@@ -100,7 +104,16 @@ def plan(
             invariant=batch_invariant,
             online=quantization_config,
             cache=kv_cache_dtype.value,
+            ranks=tp,
         ).to_json()
+    if tp > 1:
+        from kernelgen.archs.registry import find_architecture
+        from kernelgen.cli.quantisation import split_config
+        from kernelgen.spec.ranks import collectives
+
+        config = split_config(resolve(model), None)[0].config
+        sums = collectives(find_architecture(config).read(config), tp)
+        console.say(f"the plan of one of {tp} ranks, which meet {sums} times a step")
     if html is not None:
         from kernelgen.report.plan_html import plan_html
 
