@@ -98,7 +98,7 @@ def test_the_plan_of_a_dense_layer_is_the_expected_one() -> None:
 def test_families_follow_the_size() -> None:
     for phase, size, family in (
         ("decode", 1, "gemv"),
-        ("decode", 32, "skinny"),
+        ("decode", 32, "ring"),
         ("mixed", 512, "gemm_tma"),
     ):
         plan = planned(EIGHT_B, phase, size)
