@@ -14,7 +14,7 @@ from kernelgen.codegen.families.triton_block import (
     frame_registers,
     next_power_of_two,
 )
-from kernelgen.codegen.families.triton_choice import Best, Tile, best, given, masked
+from kernelgen.codegen.families.triton_choice import Best, Tile, Wasteful, best, given, masked
 from kernelgen.codegen.families.triton_family import LEAST_BYTES, Quote
 from kernelgen.codegen.families.triton_time import (
     LATENCY_US,
@@ -165,6 +165,9 @@ class DecodeTile:
             found.append(f"clusters of {self.cluster} blocks for {self.splits} splits")
         if self.cluster > 1 and not device.has("cluster"):
             found.append(f"{device.sm_name} has no clusters")
+        places = problem.requests * problem.kv_heads * self.cluster
+        if self.cluster > 1 and places > device.units:
+            found.append(Wasteful(f"clusters of {places} blocks do not start together"))
         if next_power_of_two(problem.width) < COPIES * self.cluster:
             found.append(f"{problem.width} columns for {self.cluster} blocks to merge")
         if self.tokens > max(2 * PAGE, next_power_of_two(problem.visible)):
