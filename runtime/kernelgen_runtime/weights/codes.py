@@ -11,7 +11,7 @@ def unpack_stream(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
     Element i takes bits i·bits … of the little-endian stream.
     """
-    octets = words.contiguous().view(torch.uint8)
+    octets = _octets(words)
     if bits == 8:
         return octets[:, :count]
     if bits == 4:
@@ -31,6 +31,11 @@ def unpack_nibbles(octets: torch.Tensor) -> torch.Tensor:
 
 def unpack_awq(words: torch.Tensor, count: int) -> torch.Tensor:
     """Return `count` codes of each row, eight a word in AWQ's order."""
-    codes = unpack_nibbles(words.contiguous().view(torch.uint8))
+    codes = unpack_nibbles(_octets(words))
     places = torch.tensor(AWQ_PLACES, device=words.device)
     return codes.view(len(codes), -1, 8)[:, :, places].flatten(1)[:, :count]
+
+
+def _octets(words: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of each row; flat first, since a lone column may have any stride."""
+    return words.contiguous().flatten().view(torch.uint8).view(len(words), -1)

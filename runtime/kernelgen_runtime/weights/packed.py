@@ -247,9 +247,10 @@ def _write_rows(
 
 
 def _put(out: torch.Tensor, start: int, row: int, rows: torch.Tensor) -> None:
-    octets = rows.contiguous().view(torch.uint8)
-    at = start + row * octets.shape[1]
-    out[at : at + octets.numel()] = octets.flatten()
+    # Flat first: a column of one group counts as contiguous, whatever stride its last axis has.
+    octets = rows.contiguous().flatten().view(torch.uint8)
+    at = start + row * (octets.numel() // len(rows))
+    out[at : at + octets.numel()] = octets
 
 
 def _write_panels(
