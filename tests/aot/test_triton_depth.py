@@ -40,6 +40,7 @@ def match_of(sources: int, ops: int) -> Match:
     return found[-1]
 
 
+@pytest.mark.row("R-026")
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("ops", [1, 3, 4])
 @pytest.mark.parametrize("sources", [2, 3, 4, 7, 9])

@@ -24,7 +24,7 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.row("R-046")
+@pytest.mark.row("R-026")
 @pytest.mark.parametrize("count", [1, 2, 9])
 def test_each_row_is_mixed_by_what_its_sources_say(count: int) -> None:
     """Number by number; what is mixed are the sources, not what has been normed."""
