@@ -106,8 +106,8 @@ def _slower(one: Cut | Refusal, two: tuple[Cut, Cut], device: Device) -> str:
     among = one.price.among_us - sum(cut.price.among_us for cut in two)
     if one.price.us + among < apart < one.price.cost_us:
         text += ", which is no more than modelled times err"
-    elif one.price.us < apart:
-        text += f", which lose {-among:.2f} µs less among other kernels"
+    elif among > 0 and one.price.us < apart:
+        text += f", which lose {among:.2f} µs less among other kernels"
     return f"{text} ({_limit(one)} against {' and '.join(_limit(cut) for cut in two)})"
 
 
