@@ -49,16 +49,12 @@ _LONG = (
 # builds do.
 _HARDLY_OPTIMISED = (
     "archs/test_verify_command.py",
-    "cpu/test_float8_cache.py",
     "cpu/test_formats_cpu.py",
     "cpu/test_moe.py",
     "cpu/test_moe_packed.py",
     "cpu/test_other_weights.py",
     "cpu/test_quantised_models.py",
     "cpu/test_runtime_nan.py",
-    "cpu/test_sampling_cpu.py",
-    "cpu/test_scan_kernels.py",
-    "cpu/test_verify_build.py",
     "cpu/test_verify_built.py",
     "cpu/test_verify_gpu.py",
     "cpu/test_verify_kernels.py",
