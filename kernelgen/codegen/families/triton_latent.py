@@ -40,7 +40,9 @@ _STEP_US, _TOKEN_US = 1.8, 0.08
 """scores, softmax and sums of a step and of each of its entries: a chain. Fitted to one H200
 (2026-12-01): 32 heads, 32 requests of 16,384 rows, 279 µs with 32 rows a step"""
 _LEAST_HEADS = 16  # the short side of a tensor core product
-_MOST_SPLITS = 64
+_MOST_SPLITS = 128
+_WARPGROUP_ROWS = 64  # of a product that reads both sides from shared memory
+_AT_ONCE = 8  # latent columns that a thread copies
 _FULL = 0.9
 _TENSOR_SHARE = 0.45
 """of the large product's rate that scores and sums reach together. Assumed."""
@@ -96,15 +98,18 @@ class LatentTile:
         return ceil_div(problem.heads, self.heads)
 
     def footprint(self, problem: LatentProblem) -> Footprint:
-        """Shared memory: `stages` steps of rows, and the queries. Registers: sums of all heads,
-        scores of a step."""
+        """Shared memory: `stages` steps of rows, one more where warpgroups multiply (64 rows), and
+        the queries. Registers: sums of all heads, scores of a step, where a thread's rows are."""
         size = problem.cache_bits // 8
         width = next_power_of_two(problem.rank) + max(16, next_power_of_two(problem.beside))
         step = self.tokens * width * size
         threads = self.warps * WARP
         held = self.heads * next_power_of_two(problem.rank) + 2 * self.heads * self.tokens
-        shared = self.stages * step + self.heads * (width + self.tokens) * size
-        return Footprint(self.warps, frame_registers(1.1 * held / threads + 32), shared)
+        places = self.tokens * next_power_of_two(problem.rank) // _AT_ONCE
+        per_thread = (1.3 * held + 5 * places) / threads + 16
+        buffers = self.stages + (self.tokens >= _WARPGROUP_ROWS)
+        shared = buffers * step + self.heads * (width + self.tokens) * size
+        return Footprint(self.warps, frame_registers(per_thread), shared)
 
     def problems(self, problem: LatentProblem, device: Device) -> tuple[str, ...]:
         """Limits of the block, a step longer than what is read, heads that nobody has, and too few
@@ -174,7 +179,7 @@ class LatentTile:
 
 def space() -> Iterator[LatentTile]:
     """All tiles, those without a merge first."""
-    for splits in (1, 2, 4, 8, 16, 32, _MOST_SPLITS):
+    for splits in (1, 2, 4, 8, 16, 32, 64, _MOST_SPLITS):
         for tokens in (64, 32, 128):
             for heads in (32, 16, 64):
                 for stages in (2, 1, 3):

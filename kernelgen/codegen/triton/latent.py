@@ -46,8 +46,7 @@ def latent_decode_kernel(
         "SPLITS": tile.splits,
         "LEAST": tile.least,
     }
-    # The page numbers of a step are loaded half of the stages ahead of its rows.
-    shape = (tile.warps, 2 * tile.stages + 1)
+    shape = (tile.warps, tile.stages + 1)
     first = single_launch(kernel, why, "latent_decode", context, tile, constants, shape, grid)
     if tile.splits == 1:
         return first
