@@ -46,9 +46,9 @@ def build(out: Path, targets: tuple[str, ...]) -> Path:
     whole = pipeline.all_plans
     with pytest.MonkeyPatch.context() as patch:
 
-        def plans(graph: Graph, device: Device, *others: Any) -> tuple[Plan, ...]:
+        def plans(graph: Graph, device: Device, *others: Any, **more: Any) -> tuple[Plan, ...]:
             patch.setattr(pipeline, "DECODE_SIZES", (DECODE.get(device.sm, 1),))
-            return whole(graph, device, *others)
+            return whole(graph, device, *others, **more)
 
         patch.setattr(building, "all_plans", plans)
         patch.setattr(pipeline, "MIXED_SIZES", MIXED)
