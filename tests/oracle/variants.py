@@ -69,7 +69,7 @@ VARIANTS: dict[str, dict[str, Variant]] = {
         "softly": Variant(2, {"num_expert_group": 1, "topk_group": 1}),
         "one_shared": Variant(1, {"num_shared_experts": 1, "moe_renormalize": False}),
     },
-    "kimi_k3": {"all": Variant(2)},
+    "kimi_k3": {"all": Variant(1)},
     "granitemoe_swa": {
         "all": Variant(1),
         "published": Variant(2, {}, ("layer_rope_theta",)),
