@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from gpu_trials import DEVICE, architecture_with, architectures, tiny
+from gpu_trials import DEVICE, all_architectures, architectures, tiny
 
 from kernelgen.core.dtypes import BFLOAT16
 from kernelgen.formats import weight_format
@@ -140,7 +140,6 @@ def attends(name: str) -> bool:
 CASES = [
     *(("decode:2", "attention_decode", name) for name in architectures() if attends(name)),
     ("decode:1", "gemv", architectures()[0]),
-    ("decode:1", "gemv", architecture_with("delta_scan")),
     ("decode:1", "rows", architectures()[0]),
     ("decode:8", "skinny", architectures()[-1]),
     ("decode:2", "head_sample", architectures()[-1]),
@@ -159,6 +158,14 @@ def test_right_candidates_pass_and_wrong_results_do_not(
             assert 0 <= verdict.share <= 1, (planned.kernel.name, verdict)
             for name in reference._outputs():
                 _spoilt(scene, reference, name)
+
+
+def test_kernels_beside_states_are_staged() -> None:
+    """A model that keeps states of requests has no block table for them."""
+    stateful = [name for name in all_architectures() if name not in architectures()]
+    made = toy("decode:1", "gemv", stateful[-1])
+    for _, _, _, verdict in judged(made, made.planned[0]):
+        assert 0 <= verdict.share <= 1
 
 
 # One with everything that a format may have, and one with a scale for a block of rows.

@@ -135,7 +135,7 @@ def test_a_chosen_tile_is_measured_wherever_it_comes_from(tmp_path: Path) -> Non
 
 
 def test_only_what_lacks_a_row_is_measured_where_that_is_asked(tmp_path: Path) -> None:
-    place = Bucket("decode", 8)
+    place = Bucket("decode", 1)
     planned = groups_of(_graph("small"), H200).at(place)
     done = [written(p, H200, 0) for p in planned[::2]]
     bring([*done, replace(written(planned[1], H200, 0), source="0" * 64)], tmp_path)
